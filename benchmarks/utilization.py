@@ -1,8 +1,13 @@
 """How much of its stages' compute a pipeline uses over slow links, beside the analytic model: the paper's Figure 2.
 
-Four stages, each a process on a host of its own: a network namespace whose link has a rate, the same up and down, and
-20 ms to everybody else (`shaped/`). Frames, schedule, control streams and TLS are the daemon's own. Compute is emulated
-by timed waits, a third for the forward pass.
+Stages, each a process on a host of its own: a network namespace whose link has a rate, the same up and down, and 20 ms
+to everybody else (`shaped/`). Frames, schedule and TLS are the daemon's own. Compute is emulated by timed waits, a
+third for the forward pass.
+
+Two shares are told: of the compute's own time with the filling and draining of the pipeline, as the paper has it, and
+`of_hardware`, of a step in which every stage always computes. With `--overlap` (the manifest's `inner.overlap`) steps
+follow each other without draining, and both are the same; a round drains once, at its end, which is not measured: of
+the paper's 50 steps of 64 microbatches it would take a thousandth.
 
 The case is the paper's: 70 billion weights, d = 8192, four stages, microbatches of 2048 tokens, 64 in a step, A100s
 that do 125 TFLOP/s. It is scaled in two ways, and a link's rate is to what crosses it as in the paper: time by a tenth
@@ -44,11 +49,10 @@ import numpy as np
 import torch
 import uvloop
 from group.processes import hear, say, started
-from group.stage import place
+from group.stage import SameBatch, place
 from group.training import train
 from shaped.case import (
     COMPRESSIONS,
-    CONTRIBUTION,
     LATENCY,
     MEGABITS,
     MICROBATCHES,
@@ -56,8 +60,7 @@ from shaped.case import (
     STAGES,
     STEPS,
     TOKENS,
-    Scale,
-    manifest_of,
+    Case,
     modelled,
 )
 from shaped.computed import computed_table, measure_compute, small
@@ -66,7 +69,6 @@ from shaped.hosts import Hosts, hosts, missing
 import protocol.net.bandwidth
 from peer.network.group import Seat
 from peer.planning.model import HEADERS
-from peer.swarm.group.control import Control
 from peer.swarm.group.inner_step import PipelineStage
 from peer.torch_thread import TorchThread
 from protocol.manifest import Manifest
@@ -78,12 +80,15 @@ from protocol.trust.keys import load_or_create
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One point of the figure. Shares are of the compute's own time, with the filling and draining of the pipeline."""
+    """One point of the figure. Shares are of the compute's own time, with the filling and draining of the pipeline
+    where it drains."""
 
     k_over_d: float
     mbps: int
     outer: bool
     utilization: float
+    of_hardware: float
+    """The share of the time in which all stages compute: without a bubble it would be 1."""
     model: float
     """The paper's, which counts frames alone."""
     with_headers: float
@@ -103,7 +108,7 @@ class Waiting:
         self.manifest = manifest
         self.index = index
         self.device = torch.device("cpu")
-        self.last = index == STAGES - 1
+        self.last = index == manifest.replicas.stages - 1
         self.payload = torch.ones(1, TOKENS, manifest.k, dtype=torch.bfloat16)
 
     def forward(self, microbatch: int, tokens: torch.Tensor, payload: torch.Tensor | None) -> torch.Tensor:
@@ -121,12 +126,13 @@ class Waiting:
         """No weights."""
 
 
-async def serve(index: int, folder: Path, compression: int, host: str, scale: Scale) -> None:
-    """One stage, or (index 4) all other replicas: orders come on standard input, answers go out on the other."""
-    manifest = manifest_of(compression)
-    peers = (REPLICAS - 1) * STAGES if index == STAGES else 1  # that this process stands for
-    protocol.net.bandwidth.SPREAD_MEGABITS *= scale.rate * peers  # it is of a link; here links are slower
-    blob = np.random.default_rng(index).bytes(int(CONTRIBUTION))
+async def serve(index: int, folder: Path, compression: int, host: str, case: Case) -> None:
+    """One stage, or, behind the last, all other replicas: orders come on standard input, answers go out on the
+    other."""
+    manifest, stages, size = case.manifest(compression), case.stages, int(case.contribution)
+    peers = (REPLICAS - 1) * stages if index == stages else 1  # that this process stands for
+    protocol.net.bandwidth.SPREAD_MEGABITS *= case.rate * peers  # it is of a link; here links are slower
+    blob = np.random.default_rng(index).bytes(size)
     path = folder / f"blob-{index}"
     path.write_bytes(blob)
 
@@ -145,29 +151,29 @@ async def serve(index: int, folder: Path, compression: int, host: str, scale: Sc
 
             async def take(number: int) -> None:
                 async with here.contacts.to(seats[number]) as channel:
-                    await fetch(channel, manifest, everybody[number]["sha256"], int(CONTRIBUTION), bandwidth)
+                    await fetch(channel, manifest, everybody[number]["sha256"], size, bandwidth)
 
-            sources = [STAGES] * (REPLICAS - 1) if index < STAGES else [*range(STAGES)] * (REPLICAS - 1)
+            sources = [stages] * (REPLICAS - 1) if index < stages else [*range(stages)] * (REPLICAS - 1)
             await asyncio.gather(*map(take, sources))
 
-        member = index < STAGES
+        member = index < stages
         upstream = here.expect(seats) if member else None
         say("expecting")
         await hear()
-        stage, control = None, None
+        stage = None
         if member:
-            stage, control = await here.meet(
-                seats, upstream, Waiting(manifest, index, scale.passes), TorchThread(1), tasks
-            )
+            trainer = Waiting(manifest, index, case.passes)
+            stage = await here.meet(seats[:stages], upstream, trainer, TorchThread(1), tasks)
         say("met")
-        await obey(stage, control, exchange, bandwidth)
+        await obey(stage, exchange, bandwidth)
         raise asyncio.CancelledError
 
 
-async def obey(stage: PipelineStage | None, control: Control | None, exchange: Any, bandwidth: Bandwidth) -> None:
+async def obey(stage: PipelineStage | None, exchange: Any, bandwidth: Bandwidth) -> None:
     """Run steps as often as told, each time so many, and say how long they took."""
-    number, exchanging = 0, None
-    batch = np.zeros((MICROBATCHES, TOKENS + 1), np.int64)
+    number, exchanging, source = 0, None, None
+    if stage is not None and stage.upstream is None:
+        source = SameBatch(np.zeros((stage.trainer.manifest.inner.microbatches, TOKENS + 1), np.int64))
     while (order := await hear()) is not None:
         if order["outer"]:
             bandwidth.begin_steps()  # the other replicas train, too, and give way to their own frames
@@ -175,9 +181,8 @@ async def obey(stage: PipelineStage | None, control: Control | None, exchange: A
         begun = time.monotonic()
         for _ in range(order["steps"] if stage is not None else 0):
             assert stage is not None
-            assert control is not None
             bandwidth.begin_steps()
-            await stage.run(1, number, batch, control)
+            await stage.run(1, number, source)
             number += 1
         if stage is not None:
             bandwidth.end_steps()
@@ -190,29 +195,31 @@ async def obey(stage: PipelineStage | None, control: Control | None, exchange: A
 
 
 def measure(
-    on: Hosts, folder: Path, compressions: list[int], megabits: list[int], scale: Scale, down: float
+    on: Hosts, folder: Path, compressions: list[int], megabits: list[int], case: Case, down: float
 ) -> list[Row]:
     """Every point; a line on standard error for each."""
     rows = []
     for compression in compressions:
-        manifest = manifest_of(compression)
+        manifest = case.manifest(compression)
         load_or_create(folder / "operator")
         own = [sys.executable, __file__, "--folder", str(folder), "--compression", str(compression)]
-        own += ["--time", str(scale.time)]
-        stages = range(STAGES + 1)
-        commands = [[*on.enter(each), *own, "--serve", str(each), "--address", on.address(each)] for each in stages]
+        own += ["--time", str(case.time), "--stages", str(case.stages), "--microbatches", str(case.microbatches)]
+        own += ["--overlap", str(case.overlap)]
+        everybody = range(case.stages + 1)
+        commands = [[*on.enter(each), *own, "--serve", str(each), "--address", on.address(each)] for each in everybody]
         with started(commands) as made:
             made.introduce()
             for rate in megabits:
-                on.limit(rate * scale.rate, STAGES, down)
+                on.limit(rate * case.rate, case.stages, down)
                 made.tell({"steps": 1, "outer": False})  # after it, stages know how many microbatches they need
                 for outer in (False, True):
                     answers = made.tell({"steps": STEPS, "outer": outer})
-                    seconds = max(each["seconds"] for each in answers[:STAGES])
-                    ideal = STEPS * (MICROBATCHES + STAGES - 1) * scale.passes
-                    depth = [each["depth"] for each in answers[:STAGES]]
-                    models = [modelled(manifest, scale, rate, outer, headers) for headers in (0.0, HEADERS)]
-                    rows.append(Row(1 / manifest.compressions[0], rate, outer, ideal / seconds, *models, depth))
+                    own_answers = answers[: case.stages]
+                    seconds = max(each["seconds"] for each in own_answers) / STEPS
+                    depth = [each["depth"] for each in own_answers]
+                    models = [modelled(manifest, case, rate, outer, headers) for headers in (0.0, HEADERS)]
+                    shares = case.ideal_seconds / seconds, case.hardware_seconds / seconds
+                    rows.append(Row(1 / manifest.compressions[0], rate, outer, *shares, *models, depth))
                     print(f"{table(rows[-1:])}", file=sys.stderr, flush=True)
     return rows
 
@@ -221,7 +228,8 @@ def table(rows: list[Row]) -> str:
     """Lines of text."""
     return "\n".join(
         f"k = d/{1 / each.k_over_d:<4.0f} {each.mbps:>5} Mb/s  outer {'yes' if each.outer else 'no ':3} "
-        f"{each.utilization:7.1%}  model {each.model:7.1%}, with headers {each.with_headers:7.1%}  "
+        f"{each.utilization:7.1%}  of hardware {each.of_hardware:6.1%}  model {each.model:7.1%}, "
+        f"with headers {each.with_headers:7.1%}  "
         f"in flight {each.depth}"
         for each in rows
     )
@@ -234,31 +242,34 @@ def main() -> int:
     parser.add_argument("--mbps", type=int, nargs="+", help="of the paper's links; with --compute, of these")
     parser.add_argument("--time", type=float, default=0.1, metavar="SHARE", help="of the paper's seconds; default: 0.1")
     parser.add_argument("--compute", action="store_true", help="a small model that computes, instead of timed waits")
+    parser.add_argument("--stages", type=int, default=STAGES, help="of the pipeline; default: 4; not with --compute")
+    parser.add_argument("--microbatches", type=int, default=MICROBATCHES, help="in a step; default: 64")
+    parser.add_argument("--overlap", type=int, default=0, help="the manifest's inner.overlap; default: 0")
     parser.add_argument("--remember", action="store_true", help="hosts with net.ipv4.tcp_slow_start_after_idle = 0")
     down = "links carry so many times more down; not with --compute"
     parser.add_argument("--down", type=float, default=1.0, metavar="TIMES", help=down)
     for hidden in ("--serve", "--folder", "--compression", "--address"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    scale = Scale(given.time)
+    case = Case(given.time, given.stages, given.microbatches, given.overlap)
     if given.serve is not None:
         with contextlib.suppress(asyncio.CancelledError):
             index, folder, compression = int(given.serve), Path(given.folder), int(given.compression)
             if given.compute:
                 uvloop.run(train(index, folder, small(compression), given.address))
             else:
-                uvloop.run(serve(index, folder, compression, given.address, scale))
+                uvloop.run(serve(index, folder, compression, given.address, case))
         return 0
     if lacking := missing():
         print(lacking, file=sys.stderr)
         return 1
-    with tempfile.TemporaryDirectory() as folder, hosts(STAGES + 1, LATENCY, forget=not given.remember) as on:
+    with tempfile.TemporaryDirectory() as folder, hosts(case.stages + 1, LATENCY, forget=not given.remember) as on:
         if given.compute:
             computed = measure_compute(on, Path(folder), __file__, given.compressions or [1, 8], given.mbps or [2, 10])
             found, shown = {"compute": [asdict(each) for each in computed]}, computed_table(computed)
         else:
             asked = given.compressions or [*COMPRESSIONS], given.mbps or [*MEGABITS]
-            rows = measure(on, Path(folder), *asked, scale, given.down)
+            rows = measure(on, Path(folder), *asked, case, given.down)
             found, shown = {"points": [asdict(each) for each in rows]}, table(rows)
     print(json.dumps(found, indent=1) if given.json else shown)
     return 0

@@ -72,6 +72,11 @@ class Manifest(Section):
                 f"inner.sequences = {self.inner.sequences} must be a multiple of inner.microbatch "
                 f"= {self.inner.microbatch}"
             )
+        if (late := self.late(0)) > self.inner.microbatches:
+            raise ValueError(
+                f"inner.overlap = {self.inner.overlap} lets stage 0 pass {late} microbatches of the next step, "
+                f"and a step has {self.inner.microbatches}"
+            )
         return self
 
     @model_validator(mode="after")
@@ -118,6 +123,11 @@ class Manifest(Section):
         if self.replicas.compression == compression:
             return self
         return self.model_copy(update={"replicas": self.replicas.model_copy(update={"compression": compression})})
+
+    def late(self, stage: int) -> int:
+        """How many microbatches of the next inner step a stage of a group passes forward before it takes this one:
+        `inner.overlap` for each stage behind it, so that nobody waits for frames that a later step would bring."""
+        return self.inner.overlap * (self.replicas.stages - 1 - stage)
 
     @property
     def tokens_per_step(self) -> int:

@@ -10,6 +10,9 @@ from protocol.toml_tables import Section, filled
 
 MOST_STAGES = 128
 
+MOST_OVERLAP = 4
+"""Of `inner.overlap`: more than this many microbatches a stage are not let into flight (`protocol.codec.frames`)."""
+
 MOST_GATHER_SECONDS = 30 * 86400.0
 
 BOUNDARY_PRESETS: dict[str, dict[str, Any]] = {
@@ -132,6 +135,13 @@ class Inner(Section):
     steps: int = Field(50, ge=1, lt=2**31, description="H: inner steps in a round")
     sequences: int = Field(32, ge=1, lt=2**31, description="sequences of one replica in one inner step")
     microbatch: int = Field(4, ge=1, lt=2**31, description="sequences in one microbatch")
+    overlap: int = Field(
+        0,
+        ge=0,
+        le=MOST_OVERLAP,
+        description="microbatches of the next step that a group's stage passes forward before it takes this one, for "
+        "each stage behind it; 0: the pipeline drains after each step, as in the paper",
+    )
     optimizer: Literal["adamw", "muon"] = Field(
         "adamw", description="muon: for the matrices of the layers, and AdamW for the rest"
     )
@@ -154,7 +164,7 @@ class Inner(Section):
 
     @model_serializer(mode="wrap")
     def leave_out_the_usual(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_usual(self, dump, "optimizer", "subspace_steps")
+        return without_usual(self, dump, "overlap", "optimizer", "subspace_steps")
 
     @property
     def microbatches(self) -> int:

@@ -11,22 +11,9 @@ import grpc
 from tls import shown
 
 import peer.network.group
+from peer.data.batches import Batch
 from peer.network.contacts import Contacts
-from peer.network.group import (
-    Attempt,
-    GroupService,
-    Link,
-    Membership,
-    Orders,
-    PipelineService,
-    Seat,
-    call,
-    invite,
-    lead,
-    link,
-    orders_to,
-)
-from peer.swarm.group.control import Control, LeaderControl, MemberControl
+from peer.network.group import Attempt, Link, PipelineService, Seat, call, link
 from peer.swarm.group.inner_step import PipelineStage
 from peer.torch_thread import TorchThread
 from protocol.codec.frames import FrameRules
@@ -36,8 +23,23 @@ from protocol.net.bandwidth import Bandwidth
 from protocol.net.channels import Reachable, listen, options, translated
 from protocol.net.guard import Guard
 from protocol.net.lenient import AnyAnswer, AnyBytes
-from protocol.schemas import group_pb2_grpc, pipeline_pb2_grpc
+from protocol.schemas import pipeline_pb2_grpc
 from protocol.trust.keys import load_or_create
+
+
+@dataclass(frozen=True, slots=True)
+class SameBatch:
+    """What the first stage reads: one batch again and again, in a round that has no end."""
+
+    of: Batch
+
+    async def batch(self, later: int) -> Batch:
+        """The batch of any step."""
+        return self.of
+
+    def ends(self) -> bool:
+        """Whether the step in hand is the last: none is."""
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,6 @@ class Place:
     peer_id: PeerId
     address: str
     contacts: Contacts
-    group: GroupService
     pipeline: PipelineService
 
     def expect(self, seats: list[Seat]) -> Link | None:
@@ -68,30 +69,16 @@ class Place:
         trainer: Any,
         torch_thread: TorchThread,
         tasks: asyncio.TaskGroup,
-    ) -> tuple[PipelineStage, Control]:
-        """Be one group, as a leader and its members make it."""
+    ) -> PipelineStage:
+        """Be one group, with links as its members open them."""
         behind, last = self.index + 1, self.manifest.replicas.stages - 1
         downstream = self._link_to(behind, seats) if behind <= last else None
-        control = await (self._follow() if self.index else self._lead(seats[: last + 1], tasks))
         if downstream is not None:
             tasks.create_task(call(seats[behind], self.contacts, _attempt(seats), downstream))
-        return PipelineStage(trainer, torch_thread, FrameRules.of(self.manifest), upstream, downstream), control
+        return PipelineStage(trainer, torch_thread, FrameRules.of(self.manifest), upstream, downstream)
 
     def _link_to(self, stage: int, seats: list[Seat]) -> Link:
         return link(self.manifest, seats[stage].peer_id, f"stage {stage}", self.contacts.bandwidth)
-
-    async def _lead(self, seats: list[Seat], tasks: asyncio.TaskGroup) -> Control:
-        replica, orders = _attempt(seats).replica, dict[int, Orders]()
-        for number, seat in enumerate(seats[1:], 1):
-            if not await invite(number, seat, Membership(replica, 0), self.contacts):
-                raise RuntimeError(f"stage {number} does not take its seat")
-            orders[number] = orders_to(number, seat)
-            tasks.create_task(lead(seat, replica, self.contacts, orders[number]))
-        return LeaderControl(orders, self.manifest.inner.clip)
-
-    async def _follow(self) -> Control:
-        _, reports = await self.group.wait_for_leader()
-        return MemberControl(reports)
 
 
 def _attempt(seats: list[Seat]) -> Attempt:
@@ -114,8 +101,7 @@ async def place(
     """
     me, authority = load_or_create(folder / str(index)), load_or_create(folder / "operator")
     credentials = shown(me, authority)
-    group, pipeline = GroupService(manifest, index, me.peer_id), PipelineService(manifest)
-    group.ready = True
+    pipeline = PipelineService(manifest)
     bandwidth = bandwidth or Bandwidth()
     if plain:
         peer.network.group.speaks = _anybody  # type: ignore[attr-defined]
@@ -126,12 +112,11 @@ async def place(
         contacts = Contacts(manifest, credentials, bandwidth=bandwidth)
         server = grpc.aio.server(options=options(manifest), interceptors=[Guard(), AnyBytes()])
         port = listen(server, f"{host}:0", credentials.serving())
-    group_pb2_grpc.add_GroupServicer_to_server(group, server)
     pipeline_pb2_grpc.add_PipelineServicer_to_server(pipeline, server)
     also(server)
     await server.start()
     try:
-        yield Place(manifest, index, me.peer_id, f"{host}:{port}", contacts, group, pipeline)
+        yield Place(manifest, index, me.peer_id, f"{host}:{port}", contacts, pipeline)
     finally:
         await contacts.close()
         await server.stop(None)

@@ -12,7 +12,7 @@ import torch
 
 from bootstrap.genesis import basis, genesis_tensor
 from group.processes import hear, say
-from group.stage import place
+from group.stage import SameBatch, place
 from peer.compute import capacity
 from peer.compute.arithmetic import Arithmetic
 from peer.compute.calibration import tokens_per_second
@@ -94,13 +94,13 @@ async def train(
         upstream = here.expect(seats)
         say("expecting")
         await hear()
-        stage, control = await here.meet(seats, upstream, trainer, torch_thread, tasks)
+        stage = await here.meet(seats, upstream, trainer, torch_thread, tasks)
         say("met")
         stage.room = stage.room if room is None else room
-        batch, number = batch_of(manifest) if index == 0 else None, 0
+        source, number = None if index else SameBatch(batch_of(manifest)), 0
         while (await hear()) is not None:
             begun, busy = time.perf_counter(), time.process_time()
-            agreed = await stage.run(1, number, batch, control)
+            taken = await stage.run(1, number, source)
             await torch_thread.run(finish, device)
             number += 1
             seconds, processor = time.perf_counter() - begun, time.process_time() - busy
@@ -109,7 +109,7 @@ async def train(
                 {
                     "seconds": seconds,
                     "processor": processor,
-                    "loss": agreed.loss,
+                    "loss": taken.sums.loss,
                     "depth": stage.depth,
                     "peak": peak,
                 }

@@ -1,4 +1,4 @@
-"""The paper's case, 70 billion weights in four stages, scaled so that small links carry it: see `../utilization.py`."""
+"""The paper's case, 70 billion weights in stages, scaled so that small links carry it: see `../utilization.py`."""
 
 from dataclasses import dataclass
 
@@ -10,15 +10,26 @@ TOKENS, PAPERS_TOKENS = 20, 2048
 BYTES = TOKENS / PAPERS_TOKENS
 
 
+LATENCY = 0.02
+STEPS, PAPERS_STEPS = 3, 50
+REPLICAS = 8
+
+COMPRESSIONS = (1, 8, 24, 96)
+MEGABITS = (80, 100, 200, 500, 1000)
+
+
 @dataclass(frozen=True, slots=True)
-class Scale:
-    """`time`: seconds here for one of the paper's."""
+class Case:
+    """What is measured. `time`: seconds here for one of the paper's; `overlap`: the manifest's `inner.overlap`."""
 
     time: float = 0.1
+    stages: int = STAGES
+    microbatches: int = MICROBATCHES
+    overlap: int = 0
 
     @property
     def passes(self) -> float:
-        """Seconds of a microbatch at a stage."""
+        """Seconds of a microbatch at a stage, of as many weights as the paper's, however many stages there are."""
         return 6 * 70e9 / STAGES * PAPERS_TOKENS / 125e12 * self.time
 
     @property
@@ -26,37 +37,47 @@ class Scale:
         """What a link carries here, of what it carries there."""
         return BYTES / self.time
 
+    @property
+    def contribution(self) -> float:
+        """Bytes of a stage's contribution: 32 of 4096 values in 10.5 bits, for the steps of a round that are taken."""
+        return 70e9 / STAGES * 32 / 4096 * 10.5 / 8 * BYTES * STEPS / PAPERS_STEPS
 
-LATENCY = 0.02
-STEPS, PAPERS_STEPS = 3, 50
-REPLICAS = 8
-CONTRIBUTION = 70e9 / STAGES * 32 / 4096 * 10.5 / 8 * BYTES * STEPS / PAPERS_STEPS
-"""Bytes of a stage's contribution: 32 of 4096 values in 10.5 bits."""
+    def manifest(self, compression: int) -> Manifest:
+        """The scaled run. 8192 has no 24th and no 96th: the next ratios that divide it stand for them, 32 and 128."""
+        ratio = next(each for each in range(compression, 2 * compression) if D % each == 0)
+        model = {"d": D, "heads": 64, "kv_heads": 64, "ffn": 8, "context": TOKENS, "vocabulary": 258}
+        return check_manifest(
+            {
+                "model": model | {"layers": self.stages},
+                "replicas": {"stages": self.stages, "compression": ratio},
+                "inner": {"microbatch": 1, "sequences": self.microbatches, "overlap": self.overlap},
+            }
+        )
 
-COMPRESSIONS = (1, 8, 24, 96)
-MEGABITS = (80, 100, 200, 500, 1000)
+    @property
+    def hardware_seconds(self) -> float:
+        """A step in which every stage computes all the time."""
+        return self.microbatches * self.passes
+
+    @property
+    def ideal_seconds(self) -> float:
+        """A step over links that take no time: with the filling and draining of the pipeline, if it drains."""
+        return (self.microbatches + (0 if self.overlap else self.stages - 1)) * self.passes
 
 
-def manifest_of(compression: int) -> Manifest:
-    """The scaled run. 8192 has no 24th and no 96th: the next ratios that divide it stand for them, 32 and 128."""
-    ratio = next(each for each in range(compression, 2 * compression) if D % each == 0)
-    model = {"layers": 4, "d": D, "heads": 64, "kv_heads": 64, "ffn": 8, "context": TOKENS, "vocabulary": 258}
-    replicas = {"stages": STAGES, "compression": ratio}
-    return check_manifest({"model": model, "replicas": replicas, "inner": {"microbatch": 1, "sequences": MICROBATCHES}})
-
-
-def modelled(manifest: Manifest, scale: Scale, megabits: float, outer: bool, headers: float = 0.0) -> float:
+def modelled(manifest: Manifest, case: Case, megabits: float, outer: bool, headers: float = 0.0) -> float:
     """What `peer.planning.model` says of the same; as the paper's model does, or with what headers take of a link."""
     frame = 2.0 * TOKENS * manifest.k
     work = StageWork(
-        operations=scale.passes,
+        operations=case.passes,
         forward_bytes=frame + 4 * TOKENS,
         backward_bytes=frame,
-        microbatches=MICROBATCHES,
-        stages=STAGES,
+        microbatches=case.microbatches,
+        stages=case.stages,
         steps=STEPS,
         replicas=REPLICAS if outer else 1,
-        contribution=CONTRIBUTION,
+        contribution=case.contribution,
+        overlap=case.overlap,
     )
-    rate = megabits * 1e6 * scale.rate
+    rate = megabits * 1e6 * case.rate
     return round_of(work, Volunteer(1.0, rate, rate, LATENCY, headers), overlap=True).utilization

@@ -5,10 +5,14 @@ where frames take no time. Over a slow link a microbatch takes longer to come ba
 flight, `depth`, and does whatever it has the frame for: a backward pass if it can, which frees memory, else a forward
 one. Each kind comes in microbatch order, so gradients are summed in one order, and the step's outcome is the same bits
 whatever the links do.
+
+With `inner.overlap` a step does not wait for the pipeline to drain and to fill again: each stage passes the first
+microbatches of the next step forward before it takes this one, as many as `Manifest.late` says. Their gradients are of
+the weights before this step, and how many they are does not depend on the links either.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, field
 
 from protocol.codec.frames import MOST_IN_FLIGHT
 
@@ -46,6 +50,9 @@ Without them steps last up to an eighth longer, with them up to a thirtieth."""
 class Schedule:
     """What `stage` (of `stages`) does in one inner step of `microbatches`, with `depth` of them in flight at most.
 
+    Microbatches of the next step are numbered on. `begun` of this one have gone forward in the step before; `more` of
+    the next one go forward in this, None as long as it is not known whether there is a next one.
+
     With `split`, a backward pass computes the gradients of the stage's inputs alone, for the stage before, and those of
     its weights have time (zero bubble, arXiv 2401.10241): they are computed where the stage would wait otherwise, or
     where another microbatch would need the memory. A microbatch is in flight until they are.
@@ -56,14 +63,29 @@ class Schedule:
     microbatches: int
     depth: int
     split: bool = False
-    forwards: int = 0
+    begun: InitVar[int] = 0
+    more: int | None = 0
+    forwards: int = field(init=False)
     backwards: int = 0
     weights: int = 0
 
+    def __post_init__(self, begun: int) -> None:
+        self.forwards = begun
+
+    @property
+    def summed(self) -> bool:
+        """Whether the step's gradients are complete."""
+        return (self.weights if self.split else self.backwards) == self.microbatches
+
+    @property
+    def asks(self) -> bool:
+        """Whether this step's microbatches have all gone forward, and it is not known whether there is a next one."""
+        return self.more is None and self.forwards == self.microbatches
+
     @property
     def done(self) -> bool:
-        """Whether the step's last pass has been run."""
-        return (self.weights if self.split else self.backwards) == self.microbatches
+        """Whether the last pass has been run."""
+        return self.summed and self.more is not None and self.forwards == self.microbatches + self.more
 
     @property
     def in_flight(self) -> int:
@@ -73,10 +95,10 @@ class Schedule:
     def next(self, activations: bool, gradients: bool) -> Action | None:
         """What to do now, and it counts as done; None: wait. The arguments say whether the frames are here of the next
         microbatch to go forward, and of the next to go back."""
-        if gradients and self.forwards > self.backwards:
+        if gradients and self.backwards < min(self.forwards, self.microbatches):
             self.backwards += 1
             return Backward(self.backwards - 1)
-        if activations and self.forwards < self.microbatches and self.in_flight < self.depth:
+        if activations and self.forwards < self.most and self.in_flight < self.depth:
             self.forwards += 1
             return Forward(self.forwards - 1)
         if self.split and self.weights < self.backwards:
@@ -88,10 +110,15 @@ class Schedule:
     def due(self) -> Action:
         """What 1F1B would do now: for whose frame a stage waits that can do nothing. By it no two neighbours wait for
         each other once every frame has come."""
-        ahead = self.stages - self.stage
-        if self.forwards < min(self.microbatches, self.backwards + ahead):
+        ahead = max(self.stages - self.stage, (self.more or 0) + 1)
+        if self.forwards < min(self.most, self.backwards + ahead) or self.backwards == self.microbatches:
             return Forward(self.forwards)
         return Backward(self.backwards)
+
+    @property
+    def most(self) -> int:
+        """So many microbatches go forward by the end of this step, as far as that is known."""
+        return self.microbatches + (self.more or 0)
 
 
 def least_depth(stage: int, stages: int) -> int:

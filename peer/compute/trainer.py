@@ -5,7 +5,8 @@ payloads differs. Between stages gradients are chained by hand, because the neig
 machine: what comes back is G, and ∇X = G Uᵀ (paper, section 2.2).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -34,13 +35,15 @@ GridView = Mapping[str, Tensor]
 """Tensor name → int32 values in units of 2⁻²⁶."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class InFlight:
     """One microbatch between its forward and its backward pass."""
 
     tokens_BL: Tensor
     entered_BLD: Tensor | None
     left: Tensor
+    weights: list[Tensor] | None = None
+    """Those of its forward pass, in the order of the stage's parameters, where a step has been taken since."""
 
 
 class StageTrainer:
@@ -194,14 +197,14 @@ class StageTrainer:
         return out.detach() if self.last else self.behind.encode(out.detach(), tokens_BL)
 
     def backward(self, microbatch: int, payload: Tensor | None) -> Tensor | None:
-        """Run one microbatch backward; gradients add up until `update`.
+        """Run one microbatch backward, by the weights of its forward pass; gradients add up until `update`.
 
         `payload` is what the stage behind sent (None at the last). Returns the payload for the stage
         before; None at the first.
         """
         flight = self.in_flight.pop(microbatch)
         came = None if payload is None else self.behind.decode_gradient(payload)
-        with self.arithmetic.backward(self.device, self.manifest.model.context):
+        with self._weights_of(flight), self.arithmetic.backward(self.device, self.manifest.model.context):
             if self.last:
                 (flight.left / self.manifest.inner.microbatches).backward()
             else:
@@ -225,8 +228,33 @@ class StageTrainer:
         return inner.squared_norm(self.parameters)
 
     def update(self, clip_factor: float, step: float) -> None:
-        """Take the optimizer's step number `step` (from 0 over the whole run; the lab has steps between two)."""
+        """Take the optimizer's step number `step` (from 0 over the whole run; the lab has steps between two).
+
+        Microbatches in flight keep the weights of their forward pass: a copy, as long as there are any.
+        """
+        flights = [each for each in self.in_flight.values() if each.weights is None]
+        if flights:
+            kept = [parameter.data for parameter in self.parameters]
+            for each in flights:
+                each.weights = kept
+            for parameter in self.parameters:
+                parameter.data = parameter.data.clone()  # graphs have views of the weights: those may not change
         self.optimizer.update(clip_factor, inner.learning_rate(self.manifest, step))
+
+    @contextmanager
+    def _weights_of(self, flight: InFlight) -> Iterator[None]:
+        """Within the block, this stage's weights are those of a microbatch's forward pass."""
+        if flight.weights is None:
+            yield
+            return
+        now = [parameter.data for parameter in self.parameters]
+        for parameter, then in zip(self.parameters, flight.weights, strict=True):
+            parameter.data = then
+        try:
+            yield
+        finally:
+            for parameter, own in zip(self.parameters, now, strict=True):
+                parameter.data = own
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
         """The optimizer's state, to be written or copied before the next step, as these are the tensors that it

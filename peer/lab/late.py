@@ -7,6 +7,8 @@ applied: a round of H steps has H gradients, of which the first τ are computed 
 
 `lookahead` is Nesterov's (arXiv 2505.01099): gradients are computed where the weights will be about when they are
 applied, τ times the last change ahead.
+
+`OverlappingSteps` are late by less: with `inner.overlap`, some microbatches of each step.
 """
 
 from collections import deque
@@ -18,7 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from peer.compute.replica import WholeReplica
-from peer.optim.inner import clip_factor
+from peer.compute.trainer import StageTrainer
+from peer.optim.inner import clip_factor, stage_clip_factor
 
 StageGradients = list[list[Tensor]]
 """One for each parameter of each stage."""
@@ -85,6 +88,56 @@ class LateGradients:
                 torch._foreach_copy_([*stage.parameters], old)
 
 
+@dataclass(slots=True)
+class OverlappingSteps:
+    """A group's inner loop with `inner.overlap`, of which a swarm's pipeline has the same bits.
+
+    The first microbatches of a step, as many as `Manifest.late` says, pass a stage before it has taken the
+    step before: both of their passes are by the weights that it had then. Here they come later, and the weights back.
+    """
+
+    whole: WholeReplica
+    before: list[list[Tensor]] | None = None
+    """The weights of each stage before its last step; None in the first step of a round."""
+
+    def step(self, batch_SM: Tensor, at: float, clip: "ClipFactors") -> float:
+        """One inner step, `at` steps after the run's beginning; the batch's mean loss."""
+        stages, losses = self.whole.stages, list[float]()
+        for number, tokens_BM in enumerate(self.whole.microbatches(batch_SM)):
+            payload: Tensor | None = None
+            for stage in stages:
+                with self._weights(stage, number):
+                    payload = stage.forward(number, tokens_BM, payload)
+            assert payload is not None
+            losses.append(payload.item())
+            gradient: Tensor | None = None
+            for stage in reversed(stages):
+                with self._weights(stage, number):
+                    gradient = stage.backward(number, gradient)
+        self.before = [copies(stage.parameters) for stage in stages]
+        for stage, factor in zip(stages, clip(self.whole), strict=True):
+            stage.update(factor, at)
+        return sum(losses) / len(losses)
+
+    def finish(self, at: float, clip: "ClipFactors") -> None:
+        """Nothing is under way at the round's end."""
+
+    @contextmanager
+    def _weights(self, stage: StageTrainer, microbatch: int) -> Iterator[None]:
+        """Within the block, the stage's weights are those that the microbatch met."""
+        if self.before is None or microbatch >= stage.manifest.late(stage.index):
+            yield
+            return
+        now = [parameter.data for parameter in stage.parameters]
+        for parameter, then in zip(stage.parameters, self.before[stage.index], strict=True):
+            parameter.data = then
+        torch.clear_autocast_cache()
+        yield
+        for parameter, own in zip(stage.parameters, now, strict=True):
+            parameter.data = own
+        torch.clear_autocast_cache()
+
+
 class ClipFactors:
     """By what each stage's gradients are multiplied: by the replica's norm, or each by its own."""
 
@@ -105,7 +158,7 @@ class ClipFactors:
     def of_stage(self, square: float, stages: int) -> float:
         """The factor of one stage of `stages`, whose share of the squared norm that is allowed is as large as the
         others'."""
-        return clip_factor([square * stages], self.clip)
+        return stage_clip_factor(square, stages, self.clip)
 
 
 def taken(parameter: nn.Parameter) -> Tensor:

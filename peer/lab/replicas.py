@@ -22,7 +22,7 @@ from peer.compute.trainer import StageTrainer
 from peer.data.batches import batch, in_turn
 from peer.data.text import Text
 from peer.lab.boundaries import GroupBoundaries
-from peer.lab.late import ClipFactors, LateGradients
+from peer.lab.late import ClipFactors, LateGradients, OverlappingSteps
 from peer.lab.paths import absences, inner_steps, schedule
 from peer.lab.pool import PoolRound
 from peer.lab.stacked import StackedClip, StackedReplica, stackable
@@ -225,6 +225,8 @@ class Workshop:
 
     def inner_loop(self, kind: Kind, whole: WholeReplica) -> "InnerLoop":
         """An inner loop in weights that are to be loaded: of the replica that is seated, or of all of a kind."""
+        if kind == "group" and self.manifest.inner.overlap:
+            return InnerLoop(self, kind, OverlappingSteps(whole), ClipFactors(self.manifest.inner.clip, by_stage=True))
         late = LateGradients(whole, self.switches.late, self.switches.lookahead)
         stacked = isinstance(whole, StackedReplica)
         return InnerLoop(self, kind, late, StackedClip(self.clip.clip, self.clip.by_stage) if stacked else self.clip)
@@ -257,7 +259,7 @@ class InnerLoop:
 
     workshop: Workshop
     kind: Kind
-    late: LateGradients
+    late: LateGradients | OverlappingSteps
     clip: ClipFactors
     """By what gradients are multiplied."""
 

@@ -46,7 +46,8 @@ def stackable(manifest: Manifest, switches: Switches) -> bool:
         residuals=switches.residuals,
         precision=switches.precision,
     )
-    return switches == plain and not manifest.outer.overlap and manifest.model.d <= WIDEST
+    overlaps = manifest.outer.overlap or manifest.inner.overlap
+    return switches == plain and not overlaps and manifest.model.d <= WIDEST
 
 
 class StackedLinear(nn.Module):

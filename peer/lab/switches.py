@@ -165,6 +165,8 @@ def switches(table: dict[str, Any], manifest: Manifest, source: str) -> Switches
         raise ManifestError(f"{source}: lab.method: adamw has no inner steps for inner.optimizer")
     if manifest.inner.optimizer != "adamw" and found.second_moment != "elements":
         raise ManifestError(f"{source}: lab.second_moment: {found.second_moment} is AdamW's; inner.optimizer is not")
+    if manifest.inner.overlap and (found.late or found.paths == "loose" or found.method == "adamw"):
+        raise ManifestError(f"{source}: lab.late, lab.paths and lab.method: inner.overlap goes with none of theirs")
     if manifest.outer.overlap and found.method != "sparseloco":
         raise ManifestError(f"{source}: lab.method: {found.method} knows no outer.overlap")
     if manifest.outer.clip != "none" and found.method != "sparseloco":

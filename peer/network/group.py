@@ -12,7 +12,7 @@ from peer.network.contacts import Contacts
 from peer.network.duplex import Duplex
 from protocol.clock import monotonic
 from protocol.codec.frames import MOST_IN_FLIGHT, FrameRules
-from protocol.errors import HetpeerError
+from protocol.errors import HetpeerError, LostMemberError
 from protocol.identity import PeerId, ReplicaId
 from protocol.limits import LEASE_SECONDS
 from protocol.manifest import Manifest
@@ -196,6 +196,21 @@ async def lead(seat: Seat, replica: ReplicaId, contacts: Contacts, orders: Order
         orders.abort(str(error))
 
 
+async def report(stream: Orders, kind: str) -> group_pb2.Report:
+    """The next report of a member, which must be of a kind.
+
+    Raises:
+        LostMemberError: it is gone, or misses a neighbour.
+        BreachError: it reported something else.
+    """
+    said = await stream.receive()
+    if said.WhichOneof("kind") == "broken":
+        raise LostMemberError(f"{stream.with_whom} misses a neighbour: {said.broken.reason[:200]}")
+    if said.WhichOneof("kind") != kind:
+        raise stream.breach(f"reported {said.WhichOneof('kind')} where {kind} was due")
+    return said
+
+
 # Neighbouring stages
 
 Link = Duplex[pipeline_pb2.Frame, pipeline_pb2.Frame]
@@ -215,7 +230,7 @@ def link(manifest: Manifest, neighbour: PeerId, with_whom: str, bandwidth: Bandw
     it. Its frames take their turn in `bandwidth`."""
     rules = FrameRules.of(manifest)
     messages = max(rules.activations.messages, rules.gradients.messages)
-    most_pending = (MOST_IN_FLIGHT * manifest.replicas.stages + 1) * messages
+    most_pending = (MOST_IN_FLIGHT * manifest.replicas.stages + 2) * messages  # one of them for what a step ends with
     return Duplex(neighbour, with_whom, most_pending, bandwidth=bandwidth)
 
 

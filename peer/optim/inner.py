@@ -52,7 +52,7 @@ class AdamW:
         if factor < 1.0:
             torch._foreach_mul_(gradients, factor)
         adamw(
-            list(self.parameters),
+            [parameter.data for parameter in self.parameters],  # graphs in flight see their weights once more
             gradients,
             self.state["exp_avg"],
             self.state["exp_avg_sq"],
@@ -138,3 +138,13 @@ def clip_factor(squared_norms: Iterable[float], clip: float) -> float:
     if not math.isfinite(total):
         raise DivergedError("the gradient is not a number: this replica has diverged; a lower learning rate may help")
     return min(1.0, clip / (math.sqrt(total) + 1e-6))
+
+
+def stage_clip_factor(squared_norm: float, stages: int, clip: float) -> float:
+    """What the gradients of one stage of `stages` are multiplied by where each clips by its own norm: its share of the
+    squared norm that is allowed is as large as the others'.
+
+    Raises:
+        DivergedError: the norm is not a number.
+    """
+    return clip_factor([squared_norm * stages], clip)

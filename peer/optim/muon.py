@@ -86,8 +86,8 @@ class Muon(AdamW):
             self.state["step"][i] += 1
             momentum.lerp_(gradient, 1 - MOMENTUM)
             step = self.step_of(i, gradient.lerp_(momentum, MOMENTUM))
-            parameter.mul_(1 - rate * self.inner.weight_decay)
-            parameter.sub_(step, alpha=rate)
+            parameter.data.mul_(1 - rate * self.inner.weight_decay)
+            parameter.data.sub_(step, alpha=rate)
             gradient.zero_()
 
     def step_of(self, number: int, gradient: Tensor) -> Tensor:

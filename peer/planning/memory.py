@@ -2,8 +2,9 @@
 
 What the mathematics keeps is counted:
 
-    device   16 bytes a value that is trained (weight, gradient, two moments of AdamW; Muon has one: 12), 4 a value that
-             is looked up (T⊥) or evaluated with, and what each microbatch in flight keeps for its backward pass
+    device   16 bytes a value that is trained (weight, gradient, two moments of AdamW; Muon has one: 12), 4 more where
+             steps overlap (the weights before the last step), 4 a value that is looked up (T⊥) or evaluated with, and
+             what each microbatch in flight keeps for its backward pass
     host     8 a value that is authored (grid, error feedback), 4 a value that is followed
 
 What passes, copies of one tensor at a time and the products of one layer, is a bound that `benchmarks/memory.py` holds
@@ -124,6 +125,8 @@ def _on_device(manifest: Manifest, duty: Duty) -> tuple[int, int]:
         kept = sum(microbatch_bytes(manifest, stage, duty.recompute) for stage in stages)
         passes = kept + max(pass_bytes(manifest, stage, duty.recompute) for stage in stages)
         return trained, max(passes, evaluation, muon_step_bytes(manifest))
+    if manifest.late(duty.stage):
+        trained += 4 * trained_values(manifest, duty)  # the weights before the last step, for microbatches in flight
     bases = 2 if manifest.inner.subspace_steps else 1  # the boundaries' U, and Muon's
     looked_up = table + 4 * model.d * (model.d + bases * manifest.k) if manifest.compressed else 0
     looked_up += table if trains_factor(manifest, duty) else 0  # the embedding's T⊥, and its boundary's
@@ -134,7 +137,7 @@ def _on_device(manifest: Manifest, duty: Duty) -> tuple[int, int]:
 
 def in_flight(manifest: Manifest, stage: int) -> int:
     """Microbatches that a volunteer has between their forward and their backward pass, at least."""
-    return min(manifest.replicas.stages - stage, manifest.inner.microbatches)
+    return max(min(manifest.replicas.stages - stage, manifest.inner.microbatches), manifest.late(stage) + 1)
 
 
 def microbatch_bytes(manifest: Manifest, stage: int, recompute: bool) -> int:

@@ -70,6 +70,7 @@ class StageWork:
     update: float = 0.0
     closing: float = 0.0
     neighbours: int | None = None
+    overlap: int = 0
 
     @property
     def carried(self) -> float:
@@ -91,7 +92,8 @@ class Step:
 
     @property
     def utilization(self) -> float:
-        """Share of the step in which a stage computes, of what the pipeline's own filling and draining leave."""
+        """Share of the step in which a stage computes, of what the pipeline's own filling and draining leave, where it
+        fills and drains in each step."""
         return self.ideal / self.seconds
 
 
@@ -128,6 +130,7 @@ def work_of(manifest: Manifest, compression: int | None = None, stage: int | Non
         replicas=replicas.total,
         contribution=max(sum(expected_bytes(manifest, part) for part in parts_authored(each)) for each in stages),
         neighbours=None if stage is None else (stage > 0) + (stage < replicas.stages - 1),
+        overlap=inner.overlap,
     )
 
 
@@ -148,14 +151,17 @@ def shares_of(manifest: Manifest) -> list[float]:
 
 def step_of(work: StageWork, on: Volunteer) -> Step:
     """One inner step. Both directions of a link are busy at once; a stage in the middle sends and receives both kinds
-    of frames."""
+    of frames. With `inner.overlap` the pipeline fills and drains while microbatches of the steps beside pass, once a
+    round apart."""
     passes, update = work.operations / on.operations, work.update / on.operations
     carry = 8 * work.carried / on.carries
     hop = 8 * (work.forward_bytes + work.backward_bytes) / 2 / on.carries + on.latency
     stages, microbatches = work.stages, work.microbatches
-    filling = stages * passes + 2 * (stages - 1) * hop + update
-    seconds = (microbatches - 1) * max(passes, carry) + filling
-    return Step(passes, carry, seconds, (microbatches + stages - 1) * passes + update)
+    filling = (stages - 1) * (passes + 2 * hop)
+    hidden = min(filling, work.overlap * (stages - 1) * max(passes, carry))
+    seconds = (microbatches - 1) * max(passes, carry) + passes + filling - hidden + hidden / work.steps + update
+    bubble = 0 if work.overlap else (stages - 1) * passes
+    return Step(passes, carry, seconds, microbatches * passes + bubble + update)
 
 
 def round_of(work: StageWork, on: Volunteer, overlap: bool = False) -> RoundEstimate:
@@ -177,11 +183,11 @@ def round_of(work: StageWork, on: Volunteer, overlap: bool = False) -> RoundEsti
 
 
 def round_of_group(works: Sequence[StageWork], on: Volunteer, overlap: bool = False) -> RoundEstimate:
-    """A round of a group whose stages differ in what they have to do, by the one that takes longest. It fills and
-    drains through all of them."""
+    """A round of a group whose stages differ in what they have to do, by the one that takes longest. Where it fills and
+    drains, it does so through all of them."""
     rounds = [round_of(each, on, overlap) for each in works]
     slowest = max(rounds, key=lambda each: each.seconds)
-    less = sum(slowest.step.passes - each.step.passes for each in rounds)
+    less = 0.0 if works[0].overlap else sum(slowest.step.passes - each.step.passes for each in rounds)
     step = replace(slowest.step, seconds=slowest.step.seconds - less, ideal=slowest.step.ideal - less)
     steps = works[0].steps
     seconds = slowest.seconds - steps * less

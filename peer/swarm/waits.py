@@ -84,11 +84,6 @@ def for_a_neighbour(peer: PeerId, stage: int, step: int) -> Waiting:
     return Waiting(what, "it comes, or the group's leader calls the step off")
 
 
-def for_the_group(step: int) -> Waiting:
-    """The wait of a stage that has done its part of inner step `step` (from 0), where the others' takes long."""
-    return Waiting(f"the other stages of its group to end step {step + 1}", "they do, or the leader calls the step off")
-
-
 def for_contributions(
     round: int,
     awaited: Collection[PeerId],

@@ -13,8 +13,10 @@ coordinates in a random basis nearly have.
     a token in int4:  scale (2 bytes) · cell + 8, two in a byte, the first in its lower half
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +30,9 @@ from protocol.tensor_formats import FORMATS
 MOST_IN_FLIGHT = 4
 """The most microbatches in flight at a stage, for each stage of the pipeline: they hold memory, here and at the stage
 behind. At 4, links may take three times what the passes do, and no pass waits."""
+
+MOST_SQUARED_NORM = 1e80
+"""Norms are of float32, whose largest is 3.4 · 10³⁸; sums of such squares stay numbers."""
 
 SCALE_BYTES = 2
 
@@ -120,6 +125,27 @@ class BackwardFrame:
 
     place: FramePosition
     gradients: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StepSums:
+    """What a stage and all stages behind it know of an inner step whose backward passes are done; in the tuples the
+    stage itself comes first."""
+
+    squared_norms: tuple[float, ...]
+    """Σ g² of each stage's gradients."""
+    passes: tuple[float, ...]
+    """Seconds that each stage's own passes of a microbatch took."""
+    loss: float
+    """Mean over the step's microbatches, in nats a token; the last stage's."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepEnd:
+    """The first stage's word that an inner step is complete. `last`: no other follows in the round."""
+
+    clip_factor: float
+    last: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,3 +276,56 @@ def check_place(place: pb.Place, expected: FramePosition) -> None:
     got = FramePosition(place.round, place.step, place.microbatch)
     if got != expected:
         raise FormatError(f"expected the frame of {expected}, got that of {got}")
+
+
+def pack_sums(round: int, step: int, sums: StepSums) -> pb.Frame:
+    """The message that tells the stage before of an inner step."""
+    told = pb.StepSums(round=round, step=step, loss=sums.loss, passes=sums.passes)
+    told.squared_norms.extend(sums.squared_norms)
+    return pb.Frame(sums=told)
+
+
+def unpack_sums(message: pb.Frame, round: int, step: int, stages: int) -> StepSums:
+    """Check what the stage behind tells of an inner step: its own numbers, and those of all `stages` from it on.
+
+    Raises:
+        FormatError: it is of another step, or of more or fewer stages, or has a number that cannot be.
+    """
+    _check_step(message, "sums", round, step)
+    told = message.sums
+    if not len(told.squared_norms) == len(told.passes) == stages:
+        raise FormatError(
+            f"sums of round {round}, step {step}: {len(told.squared_norms)} norms and {len(told.passes)} times, "
+            f"of {stages} stages"
+        )
+    if not (all(0.0 <= each <= MOST_SQUARED_NORM for each in told.squared_norms) and math.isfinite(told.loss)):
+        raise FormatError(f"sums of round {round}, step {step}: norms, or a loss, that are no numbers")
+    if not all(0.0 <= each < math.inf for each in told.passes):
+        raise FormatError(f"sums of round {round}, step {step}: passes that took no time there is")
+    return StepSums(tuple(told.squared_norms), tuple(told.passes), told.loss)
+
+
+def pack_end(round: int, step: int, end: StepEnd) -> pb.Frame:
+    """The message that tells the stage behind that an inner step is complete."""
+    return pb.Frame(end=pb.StepEnd(round=round, step=step, clip_factor=end.clip_factor, last=end.last))
+
+
+def unpack_end(message: pb.Frame, round: int, step: int) -> StepEnd:
+    """Check the first stage's word that an inner step is complete, which the stage before has passed on.
+
+    Raises:
+        FormatError: it is of another step, or its clip factor is none.
+    """
+    _check_step(message, "end", round, step)
+    if not 0.0 < message.end.clip_factor <= 1.0:
+        raise FormatError(f"end of round {round}, step {step}: no clip factor from 0 to 1")
+    return StepEnd(message.end.clip_factor, message.end.last)
+
+
+def _check_step(message: pb.Frame, kind: Literal["sums", "end"], round: int, step: int) -> None:
+    """Check that a message is the one due behind the frames of an inner step."""
+    if message.WhichOneof("kind") != kind:
+        raise FormatError(f"expected the {kind} of round {round}, step {step}, got {message.WhichOneof('kind')}")
+    told = message.sums if kind == "sums" else message.end
+    if (told.round, told.step) != (round, step):
+        raise FormatError(f"expected the {kind} of round {round}, step {step}, got that of {told.round}, {told.step}")

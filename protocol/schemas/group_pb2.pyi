@@ -42,18 +42,16 @@ class InvitationReply(_message.Message):
     def __init__(self, code: _Optional[_Union[InvitationReply.Code, str]] = ...) -> None: ...
 
 class Order(_message.Message):
-    __slots__ = ("begin", "go", "step", "halt", "end")
+    __slots__ = ("begin", "go", "halt", "end")
     BEGIN_FIELD_NUMBER: _ClassVar[int]
     GO_FIELD_NUMBER: _ClassVar[int]
-    STEP_FIELD_NUMBER: _ClassVar[int]
     HALT_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
     begin: Begin
     go: Go
-    step: Step
     halt: Halt
     end: End
-    def __init__(self, begin: _Optional[_Union[Begin, _Mapping]] = ..., go: _Optional[_Union[Go, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., halt: _Optional[_Union[Halt, _Mapping]] = ..., end: _Optional[_Union[End, _Mapping]] = ...) -> None: ...
+    def __init__(self, begin: _Optional[_Union[Begin, _Mapping]] = ..., go: _Optional[_Union[Go, _Mapping]] = ..., halt: _Optional[_Union[Halt, _Mapping]] = ..., end: _Optional[_Union[End, _Mapping]] = ...) -> None: ...
 
 class Begin(_message.Message):
     __slots__ = ("attempt", "round", "step", "members", "embedding_digest", "compression")
@@ -79,18 +77,6 @@ class Go(_message.Message):
     step: int
     def __init__(self, attempt: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
-class Step(_message.Message):
-    __slots__ = ("round", "step", "clip_factor", "last")
-    ROUND_FIELD_NUMBER: _ClassVar[int]
-    STEP_FIELD_NUMBER: _ClassVar[int]
-    CLIP_FACTOR_FIELD_NUMBER: _ClassVar[int]
-    LAST_FIELD_NUMBER: _ClassVar[int]
-    round: int
-    step: int
-    clip_factor: float
-    last: bool
-    def __init__(self, round: _Optional[int] = ..., step: _Optional[int] = ..., clip_factor: _Optional[float] = ..., last: _Optional[bool] = ...) -> None: ...
-
 class Halt(_message.Message):
     __slots__ = ("attempt",)
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -104,18 +90,16 @@ class End(_message.Message):
     def __init__(self, round: _Optional[int] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("ready", "gradients", "broken", "halted", "round_end")
+    __slots__ = ("ready", "broken", "halted", "round_end")
     READY_FIELD_NUMBER: _ClassVar[int]
-    GRADIENTS_FIELD_NUMBER: _ClassVar[int]
     BROKEN_FIELD_NUMBER: _ClassVar[int]
     HALTED_FIELD_NUMBER: _ClassVar[int]
     ROUND_END_FIELD_NUMBER: _ClassVar[int]
     ready: Ready
-    gradients: Gradients
     broken: Broken
     halted: Halted
     round_end: RoundEnd
-    def __init__(self, ready: _Optional[_Union[Ready, _Mapping]] = ..., gradients: _Optional[_Union[Gradients, _Mapping]] = ..., broken: _Optional[_Union[Broken, _Mapping]] = ..., halted: _Optional[_Union[Halted, _Mapping]] = ..., round_end: _Optional[_Union[RoundEnd, _Mapping]] = ...) -> None: ...
+    def __init__(self, ready: _Optional[_Union[Ready, _Mapping]] = ..., broken: _Optional[_Union[Broken, _Mapping]] = ..., halted: _Optional[_Union[Halted, _Mapping]] = ..., round_end: _Optional[_Union[RoundEnd, _Mapping]] = ...) -> None: ...
 
 class Ready(_message.Message):
     __slots__ = ("attempt", "embedding_digest", "round", "step")
@@ -128,20 +112,6 @@ class Ready(_message.Message):
     round: int
     step: int
     def __init__(self, attempt: _Optional[int] = ..., embedding_digest: _Optional[str] = ..., round: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
-
-class Gradients(_message.Message):
-    __slots__ = ("round", "step", "squared_norm", "loss", "passes")
-    ROUND_FIELD_NUMBER: _ClassVar[int]
-    STEP_FIELD_NUMBER: _ClassVar[int]
-    SQUARED_NORM_FIELD_NUMBER: _ClassVar[int]
-    LOSS_FIELD_NUMBER: _ClassVar[int]
-    PASSES_FIELD_NUMBER: _ClassVar[int]
-    round: int
-    step: int
-    squared_norm: float
-    loss: float
-    passes: float
-    def __init__(self, round: _Optional[int] = ..., step: _Optional[int] = ..., squared_norm: _Optional[float] = ..., loss: _Optional[float] = ..., passes: _Optional[float] = ...) -> None: ...
 
 class Broken(_message.Message):
     __slots__ = ("attempt", "reason", "culprit")

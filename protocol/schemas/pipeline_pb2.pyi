@@ -21,14 +21,18 @@ INT8: Format
 INT4: Format
 
 class Frame(_message.Message):
-    __slots__ = ("forward", "backward", "rest")
+    __slots__ = ("forward", "backward", "rest", "sums", "end")
     FORWARD_FIELD_NUMBER: _ClassVar[int]
     BACKWARD_FIELD_NUMBER: _ClassVar[int]
     REST_FIELD_NUMBER: _ClassVar[int]
+    SUMS_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
     forward: Forward
     backward: Backward
     rest: bytes
-    def __init__(self, forward: _Optional[_Union[Forward, _Mapping]] = ..., backward: _Optional[_Union[Backward, _Mapping]] = ..., rest: _Optional[bytes] = ...) -> None: ...
+    sums: StepSums
+    end: StepEnd
+    def __init__(self, forward: _Optional[_Union[Forward, _Mapping]] = ..., backward: _Optional[_Union[Backward, _Mapping]] = ..., rest: _Optional[bytes] = ..., sums: _Optional[_Union[StepSums, _Mapping]] = ..., end: _Optional[_Union[StepEnd, _Mapping]] = ...) -> None: ...
 
 class Place(_message.Message):
     __slots__ = ("round", "step", "microbatch")
@@ -69,3 +73,29 @@ class Backward(_message.Message):
     place: Place
     gradients: Tensor
     def __init__(self, place: _Optional[_Union[Place, _Mapping]] = ..., gradients: _Optional[_Union[Tensor, _Mapping]] = ...) -> None: ...
+
+class StepSums(_message.Message):
+    __slots__ = ("round", "step", "squared_norms", "passes", "loss")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    SQUARED_NORMS_FIELD_NUMBER: _ClassVar[int]
+    PASSES_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    step: int
+    squared_norms: _containers.RepeatedScalarFieldContainer[float]
+    passes: _containers.RepeatedScalarFieldContainer[float]
+    loss: float
+    def __init__(self, round: _Optional[int] = ..., step: _Optional[int] = ..., squared_norms: _Optional[_Iterable[float]] = ..., passes: _Optional[_Iterable[float]] = ..., loss: _Optional[float] = ...) -> None: ...
+
+class StepEnd(_message.Message):
+    __slots__ = ("round", "step", "clip_factor", "last")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    CLIP_FACTOR_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    step: int
+    clip_factor: float
+    last: bool
+    def __init__(self, round: _Optional[int] = ..., step: _Optional[int] = ..., clip_factor: _Optional[float] = ..., last: _Optional[bool] = ...) -> None: ...

@@ -71,17 +71,24 @@ def test_packets_arrive_in_order_within_the_jitter_and_as_many_are_lost_as_was_a
 
 
 @pytest.mark.parametrize("compression", case.COMPRESSIONS)
-@pytest.mark.parametrize("scale", [case.Scale(), case.Scale(0.4)])
-def test_the_scaled_run_has_the_papers_ratio_of_compute_to_bytes(compression: int, scale: case.Scale):
-    manifest = case.manifest_of(compression)
-    seconds = 8 * 2 * case.TOKENS * manifest.k / (100e6 * scale.rate)
+@pytest.mark.parametrize("scaled", [case.Case(), case.Case(0.4, stages=8, microbatches=16, overlap=2)])
+def test_the_scaled_run_has_the_papers_ratio_of_compute_to_bytes(compression: int, scaled: case.Case):
+    manifest = scaled.manifest(compression)
+    seconds = 8 * 2 * case.TOKENS * manifest.k / (100e6 * scaled.rate)
     papers = 8 * 2 * 2048 * manifest.k / 100e6
-    assert seconds / scale.passes == pytest.approx(papers / (6 * 70e9 / 4 * 2048 / 125e12))
+    assert seconds / scaled.passes == pytest.approx(papers / (6 * 70e9 / 4 * 2048 / 125e12))
     assert abs(manifest.replicas.compression - compression) < 0.35 * compression
 
 
 def test_the_model_of_the_scaled_run_is_higher_the_quicker_the_link_and_with_less_to_carry():
-    shares = [case.modelled(case.manifest_of(8), case.Scale(), each, False) for each in case.MEGABITS]
+    whole = case.Case()
+    shares = [case.modelled(whole.manifest(8), whole, each, False) for each in case.MEGABITS]
     assert shares == sorted(shares)
-    assert case.modelled(case.manifest_of(8), case.Scale(), 100, True) <= shares[1]
-    assert case.modelled(case.manifest_of(1), case.Scale(), 100, False) < 0.5 < shares[1]
+    assert case.modelled(whole.manifest(8), whole, 100, True) <= shares[1]
+    assert case.modelled(whole.manifest(1), whole, 100, False) < 0.5 < shares[1]
+
+
+def test_only_steps_that_overlap_could_use_all_of_the_hardware():
+    drained, overlapping = case.Case(microbatches=8), case.Case(microbatches=8, overlap=1)
+    assert drained.ideal_seconds == pytest.approx(11 / 8 * drained.hardware_seconds)
+    assert overlapping.ideal_seconds == overlapping.hardware_seconds

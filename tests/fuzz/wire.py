@@ -2,22 +2,21 @@
 
 import hashlib
 import json
+import math
 from typing import Any
 
 import numpy as np
 
-from peer.network.duplex import BreachError
 from peer.network.gossip import summary_of
 from peer.optim import handover_state as bequests
-from peer.swarm.group.control import Gradients, MemberControl
 from protocol import manifest, monitor
 from protocol.codec import bitstream, frames, quantize, rice
 from protocol.codec import contribution as contributions
 from protocol.codec import snapshot as snapshots
 from protocol.codec.chunks import chunk_grid
 from protocol.codec.contribution import SparseTensor
-from protocol.codec.frames import BackwardFrame, ForwardFrame, FramePosition, FrameRules
-from protocol.errors import FormatError, LostMemberError, ManifestError, PeerError
+from protocol.codec.frames import BackwardFrame, ForwardFrame, FramePosition, FrameRules, StepEnd, StepSums
+from protocol.errors import FormatError, ManifestError
 from protocol.identity import EMBEDDING, ContributionName, Part, RunId, stage_part
 from protocol.manifest import Manifest, check_manifest
 from protocol.outer.data_plan import Reading
@@ -27,7 +26,7 @@ from protocol.outer.set_difference import different
 from protocol.outer.window import Window
 from protocol.run import run_files
 from protocol.run.run_files import RunFile
-from protocol.schemas import group_pb2, pipeline_pb2, reconciliation_pb2
+from protocol.schemas import pipeline_pb2, reconciliation_pb2
 from protocol.tensor_formats import Codec
 from protocol.trust import records
 from tests.fuzz.material import (
@@ -162,31 +161,19 @@ def read_backward(data: bytes) -> FramePosition:
 (BACKWARD,) = frames.pack_frame(BackwardFrame(PLACE, bytes(RULES.activations.size)), RULES)
 
 
-class OneOrder:
-    """A control stream on which one order comes."""
-
-    with_whom = "the group's leader"
-
-    def __init__(self, order: group_pb2.Order) -> None:
-        self.order = order
-
-    def send(self, message: object) -> None:
-        pass
-
-    def breach(self, what: str) -> BreachError:
-        return BreachError(AUTHOR.peer_id, what)
-
-    async def receive(self) -> group_pb2.Order:
-        return self.order
+SUMS = StepSums((4.0, 0.0), (0.5, 0.25), 6.5)
 
 
-def read_order(data: bytes) -> object:
-    stream: Any = OneOrder(from_protobuf(group_pb2.Order, data))
-    try:
-        MemberControl(stream).agree(2, 1, Gradients(1.0)).send(None)
-    except StopIteration as end:
-        return end.value.clip_factor
-    raise AssertionError("it waits for nothing")
+def read_sums(data: bytes) -> StepSums:
+    sums = frames.unpack_sums(from_protobuf(pipeline_pb2.Frame, data), 2, 1, 2)
+    assert math.isfinite(sum(sums.squared_norms) + sum(sums.passes) + sums.loss)
+    return sums
+
+
+def read_end(data: bytes) -> StepEnd:
+    end = frames.unpack_end(from_protobuf(pipeline_pb2.Frame, data), 2, 1)
+    assert 0.0 < end.clip_factor <= 1.0
+    return end
 
 
 def read_comparison(data: bytes) -> list[list[bytes]]:
@@ -261,11 +248,11 @@ WIRE = (
     *CONTRIBUTIONS,
     Reader("forward frame", read_forward, ((forward(), PLACE),)),
     Reader("backward frame", read_backward, ((BACKWARD.SerializeToString(), PLACE),)),
+    Reader("a step's sums", read_sums, ((frames.pack_sums(2, 1, SUMS).SerializeToString(), SUMS),)),
     Reader(
-        "order",
-        read_order,
-        ((group_pb2.Order(step=group_pb2.Step(round=2, step=1, clip_factor=0.5)).SerializeToString(), 0.5),),
-        allowed=(PeerError, LostMemberError),
+        "a step's end",
+        read_end,
+        ((frames.pack_end(2, 1, StepEnd(0.5, True)).SerializeToString(), StepEnd(0.5, True)),),
     ),
     Reader("comparison", read_comparison, ((comparison(), [[]]),)),
     Reader(

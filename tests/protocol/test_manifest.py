@@ -82,8 +82,10 @@ def test_what_came_later_is_in_the_digest_only_where_it_is_said():
     assert plain.digest == check_manifest({**tables, "inner": muon}).digest
     slower = check_manifest({**tables, "outer": {"final_learning_rate": 0.5}})
     assert check_manifest({**tables, "outer": {"final_learning_rate": 1.0}}).digest == usual
-    assert len({usual, plain.digest, within.digest, whole.digest, slower.digest}) == 5
-    for manifest in (plain, within, whole, slower):
+    overlapping = check_manifest({**tables, "inner": {"overlap": 1}})
+    assert check_manifest({**tables, "inner": {"overlap": 0}}).digest == usual
+    assert len({usual, plain.digest, within.digest, whole.digest, slower.digest, overlapping.digest}) == 6
+    for manifest in (plain, within, whole, slower, overlapping):
         assert parse_manifest(manifest.canonical()) == manifest
 
 
@@ -98,6 +100,17 @@ def test_a_manifest_that_says_nothing_of_boundaries_has_the_preset_that_was_best
     assert nano(replicas={"anchor": "complement"}) == nano(replicas={"gradient_wire": "same"}) == paper
     eighth = nano(replicas={"preset": "int4", "compression": 8})
     assert (eighth.k, eighth.replicas.wires, eighth.replicas.factored) == (16, ("int4", "int4"), False)
+
+
+def test_no_more_of_the_next_step_is_under_way_than_a_step_has():
+    of_a_step = {"sequences": 12, "microbatch": 2}
+    manifest = nano(replicas={"stages": 4}, inner=of_a_step | {"overlap": 2})
+    assert [manifest.late(stage) for stage in range(4)] == [6, 4, 2, 0]
+    assert [nano(replicas={"stages": 4}).late(stage) for stage in range(4)] == [0, 0, 0, 0]
+    with pytest.raises(
+        ManifestError, match="overlap = 3 lets stage 0 pass 9 microbatches of the next step, and a step has 6"
+    ):
+        nano(replicas={"stages": 4}, inner=of_a_step | {"overlap": 3})
 
 
 def test_peers_agree_on_the_cut_whatever_made_it():

@@ -1,7 +1,7 @@
 """One replica group in one process, over real gRPC streams on loopback: no DHT, no operator."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
@@ -11,29 +11,15 @@ from torch import Tensor
 
 from peer.compute.trainer import StageTrainer
 from peer.data.batches import Batch
-from peer.network.group import (
-    Attempt,
-    GroupService,
-    Link,
-    Membership,
-    Orders,
-    PipelineService,
-    Seat,
-    call,
-    invite,
-    lead,
-    link,
-    orders_to,
-)
-from peer.swarm.group.control import Control, LeaderControl, MemberControl
-from peer.swarm.group.inner_step import PipelineStage
+from peer.network.group import Attempt, Link, PipelineService, Seat, call, link
+from peer.swarm.group.inner_step import PipelineStage, StepTaken
 from peer.torch_thread import TorchThread
 from protocol.codec.frames import FrameRules
 from protocol.identity import ReplicaId
 from protocol.manifest import Manifest
 from protocol.net.channels import listen, options
 from protocol.net.lenient import AnyBytes
-from protocol.schemas import group_pb2_grpc, pipeline_pb2_grpc
+from protocol.schemas import pipeline_pb2_grpc
 from tests.reference.admitted import contacts, credentials, identity
 
 
@@ -43,11 +29,25 @@ class LoopbackStage:
 
     seat: Seat
     pipeline: PipelineService
-    group: GroupService
     trainer: StageTrainer
     torch_thread: TorchThread
-    control: Control | None = None
     stage: PipelineStage | None = None
+
+
+@dataclass(slots=True)
+class Batches:
+    """What the first stage reads: these batches, one after the other, from the one in hand on."""
+
+    of: Sequence[Batch]
+    at: int = 0
+    most: int = 1_000_000
+    """So many steps a round has at most."""
+
+    async def batch(self, later: int) -> Batch:
+        return self.of[self.at + later]
+
+    def ends(self) -> bool:
+        return self.at + 1 >= self.most
 
 
 @asynccontextmanager
@@ -55,45 +55,26 @@ async def loopback_group(manifest: Manifest, basis: Tensor | None) -> AsyncItera
     """All stages of a group, connected and waiting for their first inner step."""
     async with AsyncExitStack() as stack:
         stages = [await _serve(stack, manifest, index, basis) for index in range(manifest.replicas.stages)]
-        membership = Membership(ReplicaId(stages[0].seat.peer_id), 0)
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
-        orders: dict[int, Orders] = {}
-        leading = contacts("stage 0", manifest)
-        stack.push_async_callback(leading.close)
-        for index, each in enumerate(stages[1:], start=1):
-            assert await invite(index, each.seat, membership, leading)
-            orders[index] = orders_to(index, each.seat)
-            tasks.create_task(lead(each.seat, membership.replica, leading, orders[index]))
-            _, reports = await each.group.wait_for_leader()
-            each.control = MemberControl(reports)
-        stages[0].control = LeaderControl(orders, manifest.inner.clip)
-        _connect(stages, Attempt(membership.replica, 1), manifest, tasks)
+        _connect(stages, Attempt(ReplicaId(stages[0].seat.peer_id), 1), manifest, tasks)
         yield stages
         for each in stages:
             assert each.stage is not None
             if each.stage.downstream is not None:
                 each.stage.downstream.close()
-            if isinstance(each.control, MemberControl):
-                each.control.reports.close()
-        for stream in orders.values():
-            stream.close()
 
 
 async def _serve(stack: AsyncExitStack, manifest: Manifest, index: int, basis: Tensor | None) -> LoopbackStage:
     server = grpc.aio.server(options=options(manifest), interceptors=[AnyBytes()])
     port = listen(server, "127.0.0.1:0", credentials(f"stage {index}").serving())
     peer = identity(f"stage {index}").peer_id
-    group = GroupService(manifest, index, peer)
-    group.ready = True
     stage = LoopbackStage(
         Seat(peer, f"127.0.0.1:{port}"),
         PipelineService(manifest),
-        group,
         StageTrainer(manifest, index, "group", basis, torch.device("cpu")),
         TorchThread(1),
     )
     pipeline_pb2_grpc.add_PipelineServicer_to_server(stage.pipeline, server)
-    group_pb2_grpc.add_GroupServicer_to_server(stage.group, server)
     await server.start()
     stack.push_async_callback(server.stop, None)
     stack.callback(stage.torch_thread.stop)
@@ -118,14 +99,17 @@ def _connect(stages: list[LoopbackStage], attempt: Attempt, manifest: Manifest, 
 
 async def inner_step(stages: list[LoopbackStage], round: int, step: int, batch: Batch) -> float:
     """One inner step of the whole group; its mean loss."""
+    return await take_step(stages, round, step, Batches([batch]))
 
-    async def run(index: int, each: LoopbackStage) -> float | None:
-        assert each.control is not None
+
+async def take_step(stages: list[LoopbackStage], round: int, step: int, source: Batches) -> float:
+    """The next inner step of the whole group, which all of its stages end alike; its mean loss."""
+
+    async def run(each: LoopbackStage) -> StepTaken:
         assert each.stage is not None
-        agreed = await each.stage.run(round, step, batch if index == 0 else None, each.control)
-        return agreed.loss
+        return await each.stage.run(round, step, None if each.trainer.index else source)
 
-    losses = await asyncio.gather(*(run(index, each) for index, each in enumerate(stages)))
-    assert losses[0] is not None
-    assert losses[0] == losses[-1]
-    return losses[0]
+    taken = await asyncio.gather(*map(run, stages))
+    source.at += 1
+    assert len({(each.last, each.sums.loss) for each in taken}) == 1
+    return taken[0].sums.loss

@@ -3,6 +3,7 @@
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import count
 
 from peer.compute.schedule import Action, Backward, Forward, Schedule, Weights
 
@@ -91,3 +92,117 @@ def play(
     played.seconds = now
     played.trips = [came[stage] - sent[stage] for stage in range(stages - 1)]
     return played
+
+
+@dataclass(frozen=True)
+class StepTaken:
+    """Stands among a stage's actions where it takes a step."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class GoesOn:
+    """The first stage's word, behind the last microbatch of a step, whether another follows."""
+
+    step: int
+    last: bool
+
+
+def play_round(
+    stages: int,
+    microbatches: int,
+    steps: int,
+    overlap: int,
+    seconds: Callable[[int, Action], float],
+    latency: Callable[[], float],
+    depth: int = 0,
+) -> tuple[float, list[list[Action | StepTaken]]]:
+    """A round of steps that overlap: how long it takes, and what each stage does.
+
+    A pass takes `seconds(stage, action)`; frames are on their way for `latency()`, and come in the order in which they
+    were sent. `depth` microbatches are in flight at most, or as many as must be. Microbatches are numbered through the
+    round.
+    """
+    ahead = [overlap * (stages - 1 - stage) for stage in range(stages)]
+
+    def schedule(stage: int, begun: int) -> Schedule:
+        most = max(depth, ahead[stage] + 1)
+        return Schedule(stage, stages, microbatches, most, begun=begun, more=None if ahead[stage] else 0)
+
+    todo = [schedule(stage, 0) for stage in range(stages)]
+    step, busy, done = [0] * stages, [False] * stages, [False] * stages
+    from_before: list[list[Action | GoesOn]] = [[] for _ in range(stages)]
+    from_behind: list[list[Action]] = [[] for _ in range(stages)]
+    actions: list[list[Action | StepTaken]] = [[] for _ in range(stages)]
+    arrivals: dict[tuple[int, int], float] = {}
+    events: list[tuple[float, int, Callable[[], None]]] = []
+    now = 0.0
+
+    turns = count()
+
+    def at(when: float, what: Callable[[], None]) -> None:
+        heapq.heappush(events, (when, next(turns), what))
+
+    def send(stage: int, there: int, said: Action | GoesOn) -> None:
+        if 0 <= there < stages:
+            arrivals[stage, there] = max(now + latency(), arrivals.get((stage, there), 0.0))
+            at(arrivals[stage, there], lambda: arrive(stage, there, said))
+
+    def arrive(stage: int, there: int, said: Action | GoesOn) -> None:
+        (from_before if stage < there else from_behind)[there].append(said)  # type: ignore[arg-type]
+        look(there)
+
+    def hear(stage: int) -> bool:
+        """Take the first stage's word, if it is here; whether it is."""
+        said = GoesOn(step[stage], step[stage] + 1 == steps)
+        if stage:
+            if not from_before[stage] or from_before[stage][0] != said:
+                return False
+            from_before[stage].pop(0)
+        todo[stage].more = 0 if said.last else ahead[stage]
+        send(stage, stage + 1, said)
+        return True
+
+    def look(stage: int) -> None:
+        if busy[stage] or done[stage]:
+            return
+        each = todo[stage]
+        if each.asks:
+            hear(stage)
+        if each.done and (ahead[stage] or hear(stage)):
+            actions[stage].append(StepTaken(step[stage]))
+            step[stage] += 1
+            done[stage] = step[stage] == steps
+            todo[stage] = schedule(stage, each.forwards - microbatches)
+            look(stage)
+            return
+        first = step[stage] * microbatches
+        forward, backward = Forward(first + each.forwards), Backward(first + each.backwards)
+        action = each.next(
+            not stage or from_before[stage][:1] == [forward],
+            stage == stages - 1 or from_behind[stage][:1] == [backward],
+        )
+        if action is None:
+            return
+        action = forward if isinstance(action, Forward) else backward
+        if isinstance(action, Forward) and stage:
+            from_before[stage].pop(0)
+        if isinstance(action, Backward) and stage < stages - 1:
+            from_behind[stage].pop(0)
+        actions[stage].append(action)
+        busy[stage] = True
+        at(now + seconds(stage, action), lambda: end(stage, action))
+
+    def end(stage: int, action: Action) -> None:
+        busy[stage] = False
+        send(stage, stage + 1 if isinstance(action, Forward) else stage - 1, action)
+        look(stage)
+
+    for stage in range(stages):
+        look(stage)
+    while events:
+        now, _, what = heapq.heappop(events)
+        what()
+    assert all(done), "they wait for each other in a circle"
+    return now, actions

@@ -40,9 +40,9 @@ VARIANTS = {
         "",
         'clip = "median"\naggregate = "senders"',
     ),
-    "overlap, Muon, an observer evaluates": (
+    "overlap of steps and of rounds, Muon, an observer evaluates": (
         "datacenters = 0",
-        'optimizer = "muon"',
+        'optimizer = "muon"\noverlap = 2',
         'overlap = true\nvalues = "2bit"',
     ),
 }

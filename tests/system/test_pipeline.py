@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from peer.compute.replica import WholeReplica
+from peer.lab.late import ClipFactors, OverlappingSteps
 from peer.network.duplex import BreachError
 from peer.optim.grid import to_float
 from protocol.errors import LostMemberError, PeerError
@@ -14,7 +15,7 @@ from protocol.layout import EMBEDDING_TENSOR
 from protocol.schemas import pipeline_pb2 as pb
 from tests.peer.compute.test_replica import batches, genesis, manifest
 from tests.reference.boundary import orthonormal
-from tests.reference.loopback_group import inner_step, loopback_group
+from tests.reference.loopback_group import Batches, inner_step, loopback_group, take_step
 from tests.reference.one_process import OneProcess
 
 STEPS = 20
@@ -49,6 +50,44 @@ def test_with_compression_every_bit_is_that_of_the_lab(wire: str):
     assert losses == [replica.inner_step(batch, step) for step, batch in enumerate(batches(run, STEPS))]
 
 
+@pytest.mark.parametrize("overlap", [1, 2])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_with_overlapping_steps_every_bit_is_that_of_the_lab(overlap: int, optimizer: str):
+    """A round of three steps, and one of which the third is said to be the last when it is under way."""
+    run = manifest(stages=4, compression=4)
+    sizes = {"overlap": overlap, "optimizer": optimizer, "sequences": 8, "microbatch": 1, "steps": 4}
+    run = run.model_copy(update={"inner": run.inner.model_copy(update=sizes)})
+    grids, basis, of = genesis(run), orthonormal(run.model.d), batches(run, 7)
+
+    async def scene() -> tuple[list[float], list[torch.Tensor]]:
+        losses = []
+        async with loopback_group(run, basis) as stages:
+            for round, source in (
+                (1, Batches([each.numpy() for each in of[:4]], most=4)),
+                (2, Batches([each.numpy() for each in of[4:]], most=3)),
+            ):
+                for each in stages:
+                    each.trainer.load(grids)
+                for step in range(source.most):
+                    losses.append(await take_step(stages, round, step, source))
+                assert [each.stage.begun for each in stages] == [0, 0, 0, 0]
+            return losses, [tensor.clone() for each in stages for tensor in each.trainer.parameters]
+
+    losses, weights = asyncio.run(scene())
+    torch.set_num_threads(1)
+    replica = WholeReplica(run, "group", basis, torch.device("cpu"))
+    clip, expected = ClipFactors(run.inner.clip, by_stage=True), []
+    for round, own in ((1, of[:4]), (2, of[4:])):
+        replica.load(grids)
+        lab = OverlappingSteps(replica)
+        expected += [lab.step(batch, (round - 1) * 4 + step, clip) for step, batch in enumerate(own)]
+    assert losses == expected
+    assert all(map(torch.equal, weights, (tensor for stage in replica.stages for tensor in stage.parameters)))
+    replica.load(grids)
+    assert replica.inner_step(of[0], 0) == expected[0]
+    assert replica.inner_step(of[1], 1) != expected[1]
+
+
 def test_a_frame_made_with_another_embedding_is_refused():
     run = manifest(stages=2, compression=4)
 
@@ -58,10 +97,10 @@ def test_a_frame_made_with_another_embedding_is_refused():
                 each.trainer.load(genesis(run))
             stages[1].stage.embedding_digest = "ab" * 32
             batch = batches(run, 1)[0].numpy()
-            first = asyncio.ensure_future(stages[0].stage.run(1, 0, batch, stages[0].control))
+            first = asyncio.ensure_future(stages[0].stage.run(1, 0, Batches([batch])))
             try:
                 with pytest.raises(BreachError, match="was made with the token embedding 000000000000"):
-                    await stages[1].stage.run(1, 0, None, stages[1].control)
+                    await stages[1].stage.run(1, 0, None)
             finally:
                 first.cancel()
 

@@ -21,6 +21,9 @@ STORMS = 3_000_000
 EARLY = 4_000_000
 """From this seed on runs begin before all their replicas are there: a fifth family."""
 
+LAPPING = 5_000_000
+"""From this seed on inner steps overlap, with all that the second family has: a sixth family."""
+
 QUIET_SECONDS = 40.0
 """From the first start to the last fault."""
 
@@ -62,6 +65,8 @@ def draw(seed: int) -> Schedule:
     faults = _faults(chance, members)
     overlap = chance.random() < 0.2
     drawn = Schedule(seed, stages, groups, datacenters, 4 + chance.randrange(3), overlap, tuple(members), faults)
+    if seed >= LAPPING:
+        return replace(_with_more(drawn, random.Random(f"hetpeer world lapping {seed}")), step_overlap=1)
     if seed >= EARLY:
         return _beginning_early(drawn, random.Random(f"hetpeer world early {seed}"))
     if seed >= STORMS:

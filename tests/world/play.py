@@ -70,7 +70,7 @@ def manifest_of(schedule: Schedule) -> Manifest:
         run={} if schedule.gather is None else {"gather": schedule.gather},
         model={"layers": schedule.stages},
         replicas={"groups": schedule.groups, "datacenters": schedule.datacenters, "stages": schedule.stages},
-        inner={"steps": 4, "sequences": 2, "microbatch": 1},
+        inner={"steps": 4, "sequences": 2, "microbatch": 1, "overlap": schedule.step_overlap},
         outer={"rounds": schedule.rounds, "overlap": schedule.overlap}
         | ({} if schedule.grace is None else {"grace": schedule.grace, "liars": schedule.liars}),
     )

@@ -38,6 +38,12 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "replicas": {"compression": 2, "wire": "int4", "anchor": "embedding"},
         "inner": {"optimizer": "muon", "subspace_steps": True},
     },
+    "inner steps that overlap": {"replicas": {"compression": 4}, "inner": {"overlap": 2}},
+    "inner steps and rounds that overlap, Muon": {
+        "replicas": {"compression": 2, "wire": "int4", "anchor": "embedding"},
+        "inner": {"overlap": 1, "optimizer": "muon"},
+        "outer": {"overlap": True},
+    },
     "overlap, an observer evaluates": {"replicas": {"datacenters": 0}, "outer": {"overlap": True, "values": "2bit"}},
 }
 

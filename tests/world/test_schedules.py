@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from tests.world.families import EARLY, MORE
+from tests.world.families import EARLY, LAPPING, MORE
 
 FIRST = int(os.environ.get("HETPEER_WORLD_SEED", "0"))
-SCHEDULES = int(os.environ.get("HETPEER_WORLD_SCHEDULES", "3"))
+SCHEDULES = int(os.environ.get("HETPEER_WORLD_SCHEDULES", "2"))
 
 MORE_SCHEDULES = 1
 """So many of the second family are played as well."""
@@ -44,6 +44,10 @@ def test_schedules_with_gateways_full_disks_and_short_certificates_end_well():
 
 def test_a_run_that_begins_before_its_replicas_are_there_ends_well():
     played("--schedules", "1", "--seed", str(EARLY + 1 + FIRST))
+
+
+def test_schedules_whose_inner_steps_overlap_end_well():
+    played("--schedules", "1", "--seed", str(LAPPING + FIRST))
 
 
 def test_schedules_dense_with_faults_and_storms_at_the_end_end_well():

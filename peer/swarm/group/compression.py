@@ -47,6 +47,8 @@ class Choice:
     compressions: tuple[int, ...]
     """The possible ones, the smallest first: it has the largest k."""
     microbatches: int
+    overlaps: bool
+    """Whether steps follow each other without a bubble (`inner.overlap`)."""
     current: int
     steps: list[float] = field(default_factory=list)
     """The stretch of each inner step of this round."""
@@ -57,12 +59,12 @@ class Choice:
     def of(manifest: Manifest) -> "Choice":
         """As a group begins."""
         start = min(manifest.compressions, key=lambda each: abs(each - START))
-        return Choice(manifest.compressions, manifest.inner.microbatches, start)
+        return Choice(manifest.compressions, manifest.inner.microbatches, manifest.inner.overlap > 0, start)
 
     def note(self, seconds: float, passes: Sequence[float]) -> None:
         """An inner step has ended, `seconds` after it began; `passes` are the seconds that the passes of one
         microbatch took on each of the stages."""
-        self.steps.append(stretch(seconds, passes, self.microbatches))
+        self.steps.append(stretch(seconds, passes, self.microbatches, self.overlaps))
 
     def decide(self) -> str:
         """The round has ended: choose for the next one; what is new, and why, in words. Empty: nothing is."""
@@ -100,8 +102,9 @@ class Choice:
         return f"k = d/{compression} from the next round on: {why}"
 
 
-def stretch(seconds: float, passes: Sequence[float], microbatches: int) -> float:
-    """How many times longer than its passes a step took, 1 at least: Σₛ pₛ + (M − 1) maxₛ pₛ is what 1F1B takes over
-    links that take nothing, where the passes of a microbatch take pₛ seconds on stage s."""
-    least = sum(passes) + (microbatches - 1) * max(passes)
+def stretch(seconds: float, passes: Sequence[float], microbatches: int, overlaps: bool) -> float:
+    """How many times longer than its passes a step took, 1 at least. Over links that take nothing, where the passes of
+    a microbatch take pₛ seconds on stage s, 1F1B takes Σₛ pₛ + (M − 1) maxₛ pₛ, and a step that overlaps with those
+    beside it M maxₛ pₛ."""
+    least = microbatches * max(passes) if overlaps else sum(passes) + (microbatches - 1) * max(passes)
     return max(1.0, seconds / least) if least > 0.0 else 1.0

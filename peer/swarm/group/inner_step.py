@@ -1,12 +1,18 @@
-"""One inner step of one stage: its microbatches forward and back, then AdamW with the replica's clip factor."""
+"""One inner step of one stage: its microbatches forward and back, and the optimizer's step.
+
+What stages tell each other of a step goes over their links, in line with the frames. When a stage has passed all
+microbatches back, it tells the stage before it Σ g² of its own gradients and of all behind it; so the first stage has
+those of the whole replica, and sends the clip factor forward. With `inner.overlap` nobody waits for that: each stage
+clips by its own norm, and the first microbatches of the next step are on their way before this one is taken.
+"""
 
 import asyncio
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, Generic, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +24,8 @@ from peer.compute.trainer import StageTrainer
 from peer.data.batches import Batch
 from peer.model.number_format import from_bytes, to_bytes
 from peer.network.group import Link
-from peer.swarm.group.control import Agreed, Control, Gradients
+from peer.optim.inner import clip_factor, stage_clip_factor
+from peer.swarm.group.incoming import Due, Incoming, wait_for_any
 from peer.torch_thread import TorchThread
 from protocol.clock import monotonic
 from protocol.codec.frames import (
@@ -27,81 +34,43 @@ from protocol.codec.frames import (
     FramePosition,
     FrameRules,
     Payload,
+    StepEnd,
+    StepSums,
+    pack_end,
     pack_frame,
+    pack_sums,
     unpack_backward,
+    unpack_end,
     unpack_forward,
+    unpack_sums,
 )
 from protocol.errors import DivergedError
-from protocol.net.tasks import Children
-from protocol.schemas import pipeline_pb2 as pb
 
 SHORTEST_SECONDS = 1e-6
 """That a clock can tell."""
 
 TokenIds = npt.NDArray[np.int64]
-Frame = TypeVar("Frame")
-FrameReader = Callable[[list[pb.Frame], FramePosition], Frame]
 
 
-class IncomingFrames(Generic[Frame]):
-    """The frames of one neighbour in this step, in order: the next one is read and checked while the stage computes."""
+class Source(Protocol):
+    """What the first stage reads, and its word on how long a round lasts."""
 
-    def __init__(self, link: Link, messages: int, places: Iterator[FramePosition], read: FrameReader[Frame]) -> None:
-        """`messages` make a frame."""
-        self.link = link
-        self.count = messages
-        self.read = read
-        self.came: list[float] = []
-        """When each frame was here, by the loop's clock."""
-        self.places = places
-        self.tasks = Children()
-        self.task: asyncio.Task[Frame] | None = None
-        self._ask()
+    async def batch(self, later: int) -> Batch:
+        """The batch [sequences, L + 1] of the step in hand, or of the one that is `later`: 0 or 1."""
 
-    @property
-    def here(self) -> bool:
-        """Whether the next frame is, or the news that none will be."""
-        return self.task is not None and self.task.done()
-
-    def take(self) -> Frame:
-        """The next frame, which is here.
-
-        Raises:
-            LostMemberError: the neighbour is gone.
-            BreachError: it broke the protocol.
-        """
-        assert self.task is not None
-        frame = self.task.result()
-        self._ask()
-        return frame
-
-    def stop(self) -> None:
-        """Read nothing more."""
-        if self.task is not None and not self.task.cancel() and not self.task.cancelled():
-            self.task.exception()  # nobody asked for it
-
-    def _ask(self) -> None:
-        place = next(self.places, None)
-        self.task = self.tasks.spawn(self._next(place)) if place is not None else None
-
-    async def _next(self, place: FramePosition) -> Frame:
-        messages = [await self.link.receive() for _ in range(self.count)]
-        self.came.append(asyncio.get_running_loop().time())
-        with self.link.blamed():
-            return await asyncio.to_thread(self.read, messages, place)
+    def ends(self) -> bool:
+        """Whether the round's inner loop ends with the step in hand: asked when its gradients are in, or, with
+        `inner.overlap`, when its last microbatch has gone forward."""
 
 
-@dataclass(slots=True)
-class Timing:
-    """What the microbatches of this step take, in seconds: `passes` of each on the torch thread, and when the first was
-    sent on."""
+@dataclass(frozen=True, slots=True)
+class StepTaken:
+    """The outcome of an inner step. `sums` are of this stage and of those behind it. It took `seconds` from this
+    stage's first pass until all of its gradients were in. `last`: the round's inner loop ends with it."""
 
-    passes: dict[int, float] = field(default_factory=dict)
-    sent: float = 0.0
-
-    def add(self, microbatch: int, seconds: float) -> None:
-        """A pass of a microbatch took so long."""
-        self.passes[microbatch] = self.passes.get(microbatch, 0.0) + seconds
+    sums: StepSums
+    seconds: float
+    last: bool
 
 
 @dataclass(slots=True)
@@ -119,86 +88,38 @@ class PipelineStage:
     split: bool = False
     """Whether gradients of weights are left for when this stage would wait; its trainer must be of the same mind."""
     depth: int = 0
-    """Microbatches in flight at most, by what the last step measured; 0 before the first: as many as 1F1B has."""
-    passes: float = 0.0
-    """Seconds that this stage's own passes of a microbatch took in the last step: their median."""
+    """Microbatches in flight at most, by what a step has measured; 0 before the first: as many as 1F1B has."""
     speed: float = 0.0
     """Tokens a second that this stage's own passes of the last step made; 0 before the first."""
     waiting: Link | None = None
-    """Whose frame is due now, while this stage has nothing to do."""
-    passed: bool = False
-    """This stage has passed all microbatches of the step, and the group has not agreed on its end yet."""
+    """From whom something is due now, while this stage has nothing to do."""
+    begun: int = 0
+    """Microbatches of the step that comes that have gone forward already."""
+    batch: Batch | None = None
+    """Of the step that comes, where the first stage has read it already."""
+    seconds: dict[int, float] = field(default_factory=dict)
+    """What the passes of each microbatch have taken, by its number in the round, until the step is taken."""
 
-    async def run(self, round: int, step: int, batch: Batch | None, control: Control) -> Agreed:
-        """Take inner step `step` (from 0) of `round` (from 1). `batch` [sequences, L + 1] is stage 0's.
+    async def run(self, round: int, step: int, source: Source | None) -> StepTaken:
+        """Take inner step `step` (from 0) of `round` (from 1). `source` is the first stage's.
 
         Raises:
-            LostMemberError: a neighbour or the leader is gone; the weights are those before this step, once
-                `abandon` has been called.
+            LostMemberError: a neighbour is gone; the weights are those before this step, once `abandon` has been
+                called.
             BreachError: one of them broke the protocol.
         """
-        manifest = self.trainer.manifest
-        begun = monotonic()
-        losses = await self._pass_all(round, step, batch)
-        seconds = monotonic() - begun
-        squared_norm = await self.torch_thread.run(self.trainer.squared_norm)
-        loss = sum(losses) / len(losses) if losses else None
-        self.passed = True
-        agreed = await control.agree(round, step, Gradients(squared_norm, loss, self.passes, seconds))
-        self.passed = False
-        overall = (round - 1) * manifest.inner.steps + step
-        await self.torch_thread.run(self.trainer.update, agreed.clip_factor, overall)
-        return agreed
-
-    async def _pass_all(self, round: int, step: int, batch: Batch | None) -> list[float]:
-        """All microbatches forward and back; the losses, at the last stage."""
-        stage, manifest = self.trainer.index, self.trainer.manifest
-        stages, microbatches = manifest.replicas.stages, manifest.inner.microbatches
-        depth = self.depth or least_depth(stage, stages)
-        depth = split_depth(depth, stages, self.room) if self.split else depth
-        todo = Schedule(stage, stages, microbatches, depth, self.split)
-        before = self._incoming(self.upstream, self.rules.activations, round, step, self._read_forward)
-        behind = self._incoming(self.downstream, self.rules.gradients, round, step, self._read_backward)
-        timing, losses = Timing(), list[float]()
+        hand = StepInHand(self, round, step, source)
         try:
-            while not todo.done:
-                match todo.next(before is None or before.here, behind is None or behind.here):
-                    case Forward(microbatch):
-                        losses += await self._forward(FramePosition(round, step, microbatch), batch, before, timing)
-                    case Backward(microbatch):
-                        await self._backward(FramePosition(round, step, microbatch), behind, timing)
-                    case Weights(microbatch):
-                        with self._timed(microbatch, timing):
-                            await self.torch_thread.run(self.trainer.weight_gradients, microbatch)
-                    case None:
-                        await self._wait(todo, before, behind)
+            taken = await hand.take()
         finally:
-            for incoming in (before, behind):
-                if incoming is not None:
-                    incoming.stop()
-        self.passes = max(median(timing.passes.values()), SHORTEST_SECONDS)
-        self.speed = self.rules.sequences * manifest.model.context / self.passes
-        if behind is not None:
-            trip = behind.came[0] - timing.sent
-            self.depth = depth_for(trip, self.passes, stage, stages, self.room)
-        return losses
-
-    def _incoming(
-        self, link: Link | None, payload: Payload, round: int, step: int, read: FrameReader[Frame]
-    ) -> IncomingFrames[Frame] | None:
-        if link is None:
-            return None
-        places = (FramePosition(round, step, each) for each in range(self.trainer.manifest.inner.microbatches))
-        return IncomingFrames(link, payload.messages, places, read)
-
-    async def _wait(self, todo: Schedule, *neighbours: IncomingFrames[Any] | None) -> None:
-        """Until another frame is here."""
-        self.waiting = self.upstream if isinstance(todo.due, Forward) else self.downstream
-        coming = [each.task for each in neighbours if each is not None and each.task is not None and not each.here]
-        try:
-            await asyncio.wait(coming, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            self.waiting = None
+            hand.stop()
+        self.begun, self.batch = hand.todo.forwards - hand.todo.microbatches, hand.next_batch
+        passes, manifest = taken.sums.passes[0], self.trainer.manifest
+        self.speed = self.rules.sequences * manifest.model.context / passes
+        if hand.behind is not None and hand.sent is not None:
+            trip = hand.behind.came[0] - hand.sent
+            self.depth = depth_for(trip, passes, self.trainer.index, manifest.replicas.stages, self.room)
+        return taken
 
     async def abandon(self, reason: str) -> None:
         """Hang up, and forget the inner step in flight."""
@@ -207,77 +128,225 @@ class PipelineStage:
                 link.abort(reason)
         await self.torch_thread.run(self.trainer.abandon)
 
-    async def _forward(
-        self, place: FramePosition, batch: Batch | None, before: IncomingFrames[ForwardFrame] | None, timing: Timing
-    ) -> list[float]:
-        """One forward pass; [loss] at the last stage, else []."""
-        if before is None:
-            assert batch is not None
-            start = place.microbatch * self.rules.sequences
-            tokens, activations = batch[start : start + self.rules.sequences], None
-        else:
-            frame = before.take()
-            tokens, activations = frame.tokens, frame.activations
-        with self._timed(place.microbatch, timing):
-            out = await self.torch_thread.run(self._compute_forward, place.microbatch, tokens, activations)
-        if isinstance(out, float):
-            return [out]
-        if self.downstream is not None:
-            self._require_in_range(out, self.rules.activations, self.upstream)
-            self._send(self.downstream, ForwardFrame(place, out, tokens, self.embedding_digest))
-            timing.sent = timing.sent or asyncio.get_running_loop().time()
-        return []
-
-    async def _backward(
-        self, place: FramePosition, behind: IncomingFrames[BackwardFrame] | None, timing: Timing
-    ) -> None:
-        """One backward pass."""
-        gradients = behind.take().gradients if behind is not None else None
-        with self._timed(place.microbatch, timing):
-            out = await self.torch_thread.run(self._compute_backward, place.microbatch, gradients)
-        if self.upstream is not None and out is not None:
-            self._require_in_range(out, self.rules.gradients, self.downstream or self.upstream)
-            self._send(self.upstream, BackwardFrame(place, out))
-
-    @contextmanager
-    def _timed(self, microbatch: int, timing: Timing) -> Iterator[None]:
-        begun = monotonic()
-        yield
-        timing.add(microbatch, monotonic() - begun)
-
-    def _send(self, link: Link, frame: ForwardFrame | BackwardFrame) -> None:
-        for message in pack_frame(frame, self.rules):
-            link.send(message)
-
-    def _read_forward(self, messages: list[pb.Frame], place: FramePosition) -> ForwardFrame:
-        return unpack_forward(messages, self.rules, place, self.embedding_digest)
-
-    def _read_backward(self, messages: list[pb.Frame], place: FramePosition) -> BackwardFrame:
-        return unpack_backward(messages, self.rules, place)
-
-    def _require_in_range(self, out: bytes, payload: Payload, source: Link | None) -> None:
-        """What this stage made, mostly of what its neighbour `source` sent, must not look like a breach of its own.
-
-        Raises:
-            BreachError: it would: what was sent was too large to go on with.
-            DivergedError: the same, and nobody sent it.
-        """
-        if not payload.in_range(out):
-            if source is None:
-                raise DivergedError("this stage's numbers left every range: the replica has diverged")
-            raise source.breach("sent what this stage cannot go on with: its own values left their range")
-
-    def _compute_forward(self, microbatch: int, tokens: TokenIds, activations: bytes | None) -> bytes | float:
+    def compute_forward(self, number: int, tokens: TokenIds, activations: bytes | None) -> bytes | float:
         """On the torch thread: bytes in, bytes out; the loss at the last stage."""
-        out = self.trainer.forward(
-            microbatch, torch.from_numpy(tokens), self._payload(activations, self.rules.activations)
-        )
+        payload = self._payload(activations, self.rules.activations)
+        out = self.trainer.forward(number, torch.from_numpy(tokens), payload)
         return out.item() if self.trainer.last else to_bytes(out)
 
-    def _compute_backward(self, microbatch: int, gradients: bytes | None) -> bytes | None:
-        """On the torch thread."""
-        out = self.trainer.backward(microbatch, self._payload(gradients, self.rules.gradients))
+    def compute_backward(self, number: int, gradients: bytes | None) -> bytes | None:
+        """On the torch thread: bytes in, bytes out; None at the first stage."""
+        out = self.trainer.backward(number, self._payload(gradients, self.rules.gradients))
         return None if out is None else to_bytes(out)
 
     def _payload(self, data: bytes | None, payload: Payload) -> Tensor | None:
         return None if data is None else from_bytes(data, payload, self.trainer.device)
+
+
+class StepInHand:
+    """An inner step of a stage while it lasts."""
+
+    def __init__(self, here: PipelineStage, round: int, step: int, source: Source | None) -> None:
+        manifest, stage = here.trainer.manifest, here.trainer.index
+        self.here, self.round, self.step, self.source = here, round, step, source
+        self.manifest = manifest
+        self.late = manifest.late(stage)
+        """Microbatches of the next step that go forward in this one."""
+        self.todo, n = self._schedule(), manifest.inner.microbatches
+        self.before: Incoming | None = None
+        if here.upstream is not None:
+            end = Due(1, lambda messages: unpack_end(messages[0], round, step))
+            self.before = Incoming(here.upstream, [*map(self._forward_due, range(here.begun, n)), end])
+        self.behind: Incoming | None = None
+        if here.downstream is not None:
+            behind = manifest.replicas.stages - 1 - stage
+            sums = Due(1, lambda messages: unpack_sums(messages[0], round, step, behind))
+            self.behind = Incoming(here.downstream, [*map(self._backward_due, range(n)), sums])
+        self.losses: list[float] = []
+        self.next_batch: Batch | None = None
+        self.sent: float | None = None
+        """When the first microbatch was sent on, by the loop's clock, if nothing was on the way before it."""
+
+    async def take(self) -> StepTaken:
+        """All microbatches forward and back, and the optimizer's step."""
+        here, inner = self.here, self.manifest.inner
+        sums: StepSums | None = None
+        end: StepEnd | None = None
+        if self.source is not None and here.batch is None:
+            here.batch = await self.source.batch(0)
+        begun, seconds = monotonic(), 0.0
+        while sums is None or not self.todo.done:
+            if sums is None and self.todo.summed:
+                seconds, sums = monotonic() - begun, await self._sum_up()
+            elif self.todo.asks and (self.source is not None or self._is_here(self.before)):
+                end = await self._end(1.0)
+                await self._go_on(end)
+            else:
+                await self._pass_next()
+        if end is None:
+            end = await self._end(1.0 if inner.overlap else clip_factor(sums.squared_norms, inner.clip))
+        factor = end.clip_factor
+        if inner.overlap:
+            factor = stage_clip_factor(sums.squared_norms[0], self.manifest.replicas.stages, inner.clip)
+        await here.torch_thread.run(here.trainer.update, factor, (self.round - 1) * inner.steps + self.step)
+        return StepTaken(sums, seconds, end.last)
+
+    def stop(self) -> None:
+        """Read nothing more."""
+        for incoming in (self.before, self.behind):
+            if incoming is not None:
+                incoming.stop()
+
+    def number(self, microbatch: int) -> int:
+        """Of a microbatch in the round: those of the next step are numbered on."""
+        return self.step * self.todo.microbatches + microbatch
+
+    # What the stages tell each other
+
+    async def _sum_up(self) -> StepSums:
+        """The gradients are in: tell the stage before, once the stages behind have told of theirs."""
+        here, numbers = self.here, map(self.number, range(self.todo.microbatches))
+        passes = max(median([here.seconds.pop(each) for each in numbers]), SHORTEST_SECONDS)
+        squared_norm = await here.torch_thread.run(here.trainer.squared_norm)
+        if self.behind is None:
+            sums = StepSums((squared_norm,), (passes,), sum(self.losses) / len(self.losses))
+        else:
+            behind: StepSums = await self._next_of(self.behind)
+            sums = StepSums((squared_norm, *behind.squared_norms), (passes, *behind.passes), behind.loss)
+        if here.upstream is not None:
+            here.upstream.send(pack_sums(self.round, self.step, sums))
+        return sums
+
+    async def _end(self, factor: float) -> StepEnd:
+        """Whether the round goes on: by the first stage's word, which is passed on. `factor` is the clip factor, where
+        this is the first stage."""
+        if self.before is None:
+            assert self.source is not None
+            end = StepEnd(factor, self.source.ends())
+        else:
+            end = await self._next_of(self.before)
+        if self.here.downstream is not None:
+            self.here.downstream.send(pack_end(self.round, self.step, end))
+        return end
+
+    async def _go_on(self, end: StepEnd) -> None:
+        """With the first microbatches of the next step, if there is one."""
+        self.todo.more = 0 if end.last else self.late
+        if end.last:
+            return
+        if self.source is not None:
+            self.next_batch = await self.source.batch(1)
+        if self.before is not None:
+            n = self.todo.microbatches
+            self.before.expect(map(self._forward_due, range(n, n + self.late)))
+
+    async def _next_of(self, incoming: Incoming) -> Any:
+        """What a neighbour sends next, once it is here."""
+        self.here.waiting = incoming.link
+        try:
+            return await incoming.next()
+        finally:
+            self.here.waiting = None
+
+    # Passes
+
+    async def _pass_next(self) -> None:
+        """The next pass; or wait until a neighbour has sent something, if there is none to be done."""
+        match self.todo.next(self._is_here(self.before), self._is_here(self.behind)):
+            case Forward(microbatch):
+                await self._forward(microbatch)
+            case Backward(microbatch):
+                await self._backward(microbatch)
+            case Weights(microbatch):
+                with self._timed(microbatch):
+                    await self.here.torch_thread.run(self.here.trainer.weight_gradients, self.number(microbatch))
+            case None:
+                self.here.waiting = self.here.upstream if isinstance(self.todo.due, Forward) else self.here.downstream
+                try:
+                    await wait_for_any(self.before, self.behind)
+                finally:
+                    self.here.waiting = None
+
+    async def _forward(self, microbatch: int) -> None:
+        """One forward pass, whose outcome is sent on; at the last stage it is the loss."""
+        here, place = self.here, self._place(microbatch)
+        if self.before is None:
+            batch = here.batch if place.step == self.step else self.next_batch
+            assert batch is not None
+            start = place.microbatch * here.rules.sequences
+            tokens, activations = batch[start : start + here.rules.sequences], None
+        else:
+            frame: ForwardFrame = self.before.take()
+            tokens, activations = frame.tokens, frame.activations
+        with self._timed(microbatch):
+            out = await here.torch_thread.run(here.compute_forward, self.number(microbatch), tokens, activations)
+        if isinstance(out, float):
+            self.losses.append(out)
+        elif here.downstream is not None:
+            require_in_range(out, here.rules.activations, here.upstream)
+            send(here.downstream, ForwardFrame(place, out, tokens, here.embedding_digest), here.rules)
+            if microbatch == 0:
+                self.sent = asyncio.get_running_loop().time()
+
+    async def _backward(self, microbatch: int) -> None:
+        """One backward pass, whose outcome is sent back."""
+        here = self.here
+        frame: BackwardFrame | None = self.behind.take() if self.behind is not None else None
+        gradients = None if frame is None else frame.gradients
+        with self._timed(microbatch):
+            out = await here.torch_thread.run(here.compute_backward, self.number(microbatch), gradients)
+        if here.upstream is not None and out is not None:
+            require_in_range(out, here.rules.gradients, here.downstream or here.upstream)
+            send(here.upstream, BackwardFrame(self._place(microbatch), out), here.rules)
+
+    @contextmanager
+    def _timed(self, microbatch: int) -> Iterator[None]:
+        begun, number = monotonic(), self.number(microbatch)
+        yield
+        self.here.seconds[number] = self.here.seconds.get(number, 0.0) + monotonic() - begun
+
+    # What is due
+
+    def _schedule(self) -> Schedule:
+        here, stages = self.here, self.manifest.replicas.stages
+        depth = here.depth or least_depth(here.trainer.index, stages)
+        depth = max(split_depth(depth, stages, here.room) if here.split else depth, self.late + 1)
+        more = None if self.late else 0
+        n = self.manifest.inner.microbatches
+        return Schedule(here.trainer.index, stages, n, depth, here.split, here.begun, more)
+
+    def _place(self, microbatch: int) -> FramePosition:
+        steps, number = divmod(microbatch, self.todo.microbatches)
+        return FramePosition(self.round, self.step + steps, number)
+
+    def _forward_due(self, microbatch: int) -> Due:
+        rules, place, digest = self.here.rules, self._place(microbatch), self.here.embedding_digest
+        return Due(rules.activations.messages, lambda messages: unpack_forward(messages, rules, place, digest))
+
+    def _backward_due(self, microbatch: int) -> Due:
+        rules, place = self.here.rules, self._place(microbatch)
+        return Due(rules.gradients.messages, lambda messages: unpack_backward(messages, rules, place))
+
+    @staticmethod
+    def _is_here(incoming: Incoming | None) -> bool:
+        """Whether a pass need not wait for a neighbour."""
+        return incoming is None or incoming.here
+
+
+def send(link: Link, frame: ForwardFrame | BackwardFrame, rules: FrameRules) -> None:
+    """Send a frame, in as many messages as it takes."""
+    for message in pack_frame(frame, rules):
+        link.send(message)
+
+
+def require_in_range(out: bytes, payload: Payload, source: Link | None) -> None:
+    """What this stage made, mostly of what its neighbour `source` sent, must not look like a breach of its own.
+
+    Raises:
+        BreachError: it would: what was sent was too large to go on with.
+        DivergedError: the same, and nobody sent it.
+    """
+    if not payload.in_range(out):
+        if source is None:
+            raise DivergedError("this stage's numbers left every range: the replica has diverged")
+        raise source.breach("sent what this stage cannot go on with: its own values left their range")

@@ -9,12 +9,11 @@ from typing import Literal
 
 from peer.network.duplex import BreachError
 from peer.network.gossip import Reconciler
-from peer.network.group import Attempt, Membership, Orders, Seat, invite, lead, orders_to
+from peer.network.group import Attempt, Membership, Orders, Seat, invite, lead, orders_to, report
 from peer.swarm import waits
 from peer.swarm.group.compression import Choice
-from peer.swarm.group.control import LeaderControl, report
 from peer.swarm.group.plan import backoff_seconds, choose_members, goes_first, preferred
-from peer.swarm.group.stage_round import StageRound
+from peer.swarm.group.stage_round import RoundText, StageRound
 from peer.swarm.group.stragglers import LATE, Accusations, held_up
 from peer.swarm.text_reader import Reader
 from peer.telemetry.decisions import CompressionChosen, Dismissed, Waiting
@@ -172,13 +171,9 @@ class Leader:
 
     def _watch(self, seconds: float) -> None:
         """The step in flight has lasted so long: too long, if others are waited for."""
-        if seconds < self.here.pace.bound():
-            return
-        if (waits_for := self.here.waits_for) is not None:
+        if seconds >= self.here.pace.bound() and (waits_for := self.here.waits_for) is not None:
             self.late = waits_for
             self.here.interrupt(f"an inner step has not ended in {seconds:.0f} s")
-        for stream in [stream for stream in self.orders.values() if stream.awaited]:
-            self._dismiss(stream.breach(f"has not reported its gradients in {seconds:.0f} s"))
 
     def _dismiss(self, error: BreachError) -> None:
         """Hang up on a member, and do not invite it again as long as it is avoided."""
@@ -290,17 +285,11 @@ class Leader:
         Raises:
             LostMemberError: a member is gone.
         """
-        here, outer = self.here, self.here.outer
-
-        def ends() -> bool:  # asked when the gradients are in: one step more of a slow group would be too late
-            return here.steps + 1 >= outer.manifest.inner.steps or bool(outer.late(here.round)) or outer.leaving
-
-        control = LeaderControl(self.orders, outer.manifest.inner.clip, ends)
-        last = False
+        source, last = RoundText(self.here, self.reader), False
         while not last:
-            coming = outer.upcoming(here.round, here.share, here.own_steps)
-            last = (await here.step(await self.reader.batch(coming), control)).last
-            self.choice.note(control.seconds, control.passes)
+            taken = await self.here.step(source)
+            self.choice.note(taken.seconds, taken.sums.passes)
+            last = taken.last
 
     async def _end_round(self) -> None:
         """Contribute, finish, and see that the members have."""

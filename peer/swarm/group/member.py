@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from peer.network.duplex import BreachError
 from peer.network.group import Attempt, GroupService, Membership, Reports, Seat
 from peer.swarm import waits
-from peer.swarm.group.control import HaltedError, MemberControl
 from peer.swarm.group.stage_round import StageRound
 from peer.swarm.rounds.outer_round import LOST_SECONDS
 from peer.telemetry.decisions import Waiting
@@ -207,18 +206,14 @@ class Member:
             raise reports.breach(f"began at step {go.step}, where {self.here.steps} are done")
         self.here.steps = go.step
         self.here.call_downstream(self.attempt, self.seats)
-        control = MemberControl(reports)
         try:
-            while not (await self.here.step(None, control)).last:
+            while not (await self.here.step(None)).last:
                 if self.here.outer.leaving:
                     raise LeavingError("this peer leaves")
         except LeavingError:
             await self.here.abandon("this peer leaves")
             reports.close()
             raise
-        except HaltedError as error:
-            await self.here.abandon(str(error))
-            self._say_halted(attempt, reports)
         except BreachError as error:
             if error.peer == reports.peer:
                 raise

@@ -12,12 +12,12 @@ from peer.data.batches import Batch
 from peer.network.group import Attempt, Link, PipelineService, Seat, call, link
 from peer.network.receipt_exchange import Earned
 from peer.swarm import waits
-from peer.swarm.group.control import Agreed, Control
 from peer.swarm.group.handover import Handover
-from peer.swarm.group.inner_step import PipelineStage
+from peer.swarm.group.inner_step import PipelineStage, Source, StepTaken
 from peer.swarm.group.stragglers import StepPace
 from peer.swarm.rounds.catch_up import agree
 from peer.swarm.rounds.outer_round import OuterLoop
+from peer.swarm.text_reader import Reader
 from peer.telemetry.decisions import EndedEarly, Waiting
 from peer.telemetry.events import RoundDone, StepDone
 from protocol.clock import monotonic
@@ -146,8 +146,8 @@ class StageRound:
         waiting = self.pipeline.waiting if self.pipeline is not None else None
         return waiting.peer if waiting is not None else None
 
-    async def step(self, batch: Batch | None, control: Control) -> Agreed:
-        """One inner step of this stage.
+    async def step(self, source: Source | None) -> StepTaken:
+        """One inner step of this stage; `source` is stage 0's.
 
         Raises:
             LostMemberError, BreachError: somebody is gone, or broke the protocol; `abandon` before anything else.
@@ -156,13 +156,13 @@ class StageRound:
         await self.handover.inherit()
         self._bandwidth.begin_steps()
         with self._watched():
-            agreed = await self.pipeline.run(self.round, self.steps, batch, control)
-        self.outer.emit(StepDone(self.round, self.steps, agreed.loss, self.outer.manifest.tokens_per_step))
+            taken = await self.pipeline.run(self.round, self.steps, source)
+        self.outer.emit(StepDone(self.round, self.steps, taken.sums.loss, self.outer.manifest.tokens_per_step))
         self._note_exchange()
         self.steps += 1
         self.own_steps += 1
         self.outer.note_arrivals()
-        return agreed
+        return taken
 
     def _note_exchange(self) -> None:
         """A step was taken: every microbatch of it has gone over both links, there and back."""
@@ -199,8 +199,6 @@ class StageRound:
         if self.pipeline.waiting is not None:
             stage = self.trainer.index + (1 if self.pipeline.waiting is self.pipeline.downstream else -1)
             self.outer.emit(waits.for_a_neighbour(self.pipeline.waiting.peer, stage, self.steps))
-        elif self.pipeline.passed:
-            self.outer.emit(waits.for_the_group(self.steps))
 
     def hang_up(self) -> None:
         """End the links of an inner loop that is over: every frame on them has arrived, or no step would have ended."""
@@ -292,3 +290,22 @@ class StageRound:
             pipeline_sent=self.bytes_sent,
             outer_sent=self.blobs.bytes_sent,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class RoundText:
+    """What stage 0 reads in a round, and its word on when its inner loop ends."""
+
+    here: StageRound
+    reader: Reader
+
+    async def batch(self, later: int) -> Batch:
+        """The batch of the step in hand, or of the one that is `later`."""
+        here = self.here
+        return await self.reader.batch(here.outer.upcoming(here.round, here.share, here.own_steps + later))
+
+    def ends(self) -> bool:
+        """After H steps, or earlier: one step more of a slow group would be too late for the others."""
+        outer = self.here.outer
+        done = self.here.steps + 1 >= outer.manifest.inner.steps
+        return done or bool(outer.late(self.here.round)) or outer.leaving

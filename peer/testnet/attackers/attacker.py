@@ -210,11 +210,11 @@ def loris() -> None:
     """After two honest rounds nothing is ever finished, nor read; signs of life go on."""
     honest_run = PipelineStage.run
 
-    async def run(self: PipelineStage, round: int, step: int, batch: Any, control: Any) -> Any:
+    async def run(self: PipelineStage, round: int, step: int, source: Any) -> Any:
         if round > STALE_ROUNDS:
             say(f"nothing, in round {round}")
             await asyncio.Event().wait()
-        return await honest_run(self, round, step, batch, control)
+        return await honest_run(self, round, step, source)
 
     replace(PipelineStage, "run", run)
 

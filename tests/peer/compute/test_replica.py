@@ -8,6 +8,7 @@ from peer.compute.arithmetic import Arithmetic
 from peer.compute.design import Kind
 from peer.compute.evaluation import Evaluator
 from peer.compute.replica import WholeReplica
+from peer.compute.trainer import StageTrainer
 from peer.optim.grid import to_float
 from protocol.identity import EMBEDDING, Part, stage_part
 from protocol.layout import EMBEDDING_TENSOR, model_layout
@@ -325,3 +326,55 @@ def test_a_step_that_is_given_up_leaves_no_gradients_of_weights_behind():
     stage.abandon()
     assert not stage.due
     assert stage.squared_norm() == 0.0
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("arithmetic", [Arithmetic(), Arithmetic("bf16"), Arithmetic("exact", recompute=True)])
+def test_a_microbatch_in_flight_goes_back_by_the_weights_that_it_went_forward_by(
+    arithmetic: Arithmetic, split: bool, optimizer: str
+):
+    """Its gradient is that of a stage that has taken no step since; the step is that of one with nothing in flight."""
+    run = manifest(stages=2, compression=4)
+    run = run.model_copy(update={"inner": run.inner.model_copy(update={"optimizer": optimizer})})
+    first, second, third = batches(run, 3)[0][:3].split(1)
+
+    def stage() -> StageTrainer:
+        trainer = StageTrainer(run, 0, "group", orthonormal(32), torch.device("cpu"), None, arithmetic)
+        trainer.load(genesis(run))
+        if split:
+            trainer.split_backward()
+        return trainer
+
+    def back(trainer: StageTrainer, number: int) -> None:
+        trainer.backward(number, torch.ones(1, run.model.context, run.k, dtype=torch.bfloat16))
+        if split:
+            trainer.weight_gradients(number)
+
+    def copies(trainer: StageTrainer, of: str) -> list[torch.Tensor]:
+        return [getattr(each, of).detach().clone() for each in trainer.parameters]
+
+    def alone(tokens: torch.Tensor, steps: bool) -> list[torch.Tensor]:
+        """The gradients of one microbatch, or the weights behind its step."""
+        trainer = stage()
+        trainer.forward(0, tokens, None)
+        back(trainer, 0)
+        if steps:
+            trainer.update(0.5, 3)
+        return copies(trainer, "data" if steps else "grad")
+
+    overlapping = stage()
+    for number, tokens in enumerate((first, second, third)):
+        overlapping.forward(number, tokens, None)
+    back(overlapping, 0)
+    overlapping.update(0.5, 3)
+    moved = copies(overlapping, "data")
+    assert all(map(torch.equal, moved, alone(first, steps=True)))
+    for number, tokens in ((1, second), (2, third)):
+        back(overlapping, number)
+        assert all(map(torch.equal, copies(overlapping, "grad"), alone(tokens, steps=False)))
+        assert all(map(torch.equal, copies(overlapping, "data"), moved))
+        for parameter in overlapping.parameters:
+            assert parameter.grad is not None
+            parameter.grad.zero_()
+    assert not overlapping.in_flight

@@ -18,7 +18,7 @@ from peer.compute.schedule import (
     split_depth,
 )
 from protocol.codec.frames import MOST_IN_FLIGHT
-from tests.reference.virtual_pipeline import play
+from tests.reference.virtual_pipeline import StepTaken, play, play_round
 
 ROOM = 10_000
 pipelines = st.tuples(st.integers(1, 5), st.integers(1, 12))
@@ -150,3 +150,41 @@ def test_split_backward_passes_leave_a_third_of_the_bubble(stages: int, microbat
         assert split.seconds == 3 * microbatches + (stages - 1)
     cramped = [split_depth(each, stages, each) for each in least]
     assert cramped == least
+
+
+@given(pipelines, st.integers(1, 4), st.integers(1, 4), st.data())
+def test_with_overlap_as_many_passes_are_late_as_is_agreed_whatever_the_links_do(
+    pipeline: tuple[int, int], steps: int, overlap: int, data: st.DataObject
+):
+    """Those of the first microbatches of a step, and nobody waits in a circle."""
+    stages, more = pipeline
+    microbatches = overlap * (stages - 1) + more
+    some_time = st.floats(0.0, 5.0)
+    _, actions = play_round(
+        stages, microbatches, steps, overlap, lambda *_: data.draw(some_time), lambda: data.draw(some_time)
+    )
+    everything = range(steps * microbatches)
+    for stage, of in enumerate(actions):
+        assert [each.microbatch for each in of if isinstance(each, Forward)] == [*everything]
+        assert [each.microbatch for each in of if isinstance(each, Backward)] == [*everything]
+        for step in range(steps):
+            taken = of.index(StepTaken(step))
+            forward = sum(isinstance(each, Forward) for each in of[:taken])
+            backward = sum(isinstance(each, Backward) for each in of[:taken])
+            early = overlap * (stages - 1 - stage) if step + 1 < steps else 0
+            assert (forward, backward) == ((step + 1) * microbatches + early, (step + 1) * microbatches)
+
+
+@pytest.mark.parametrize(("latency", "overlap"), [(0.0, 1), (0.4, 2), (0.9, 3)])
+@pytest.mark.parametrize("stages", [2, 4, 8])
+def test_with_overlap_a_pipeline_fills_and_drains_once_a_round(latency: float, overlap: int, stages: int):
+    """An overlap of 1 + (there and back) / passes hides the links."""
+    microbatches, steps = max(8, overlap * (stages - 1)), 10
+    passes = {Forward: 1 / 3, Backward: 2 / 3}
+    seconds, _ = play_round(
+        stages, microbatches, steps, overlap, lambda _, action: passes[type(action)], lambda: latency
+    )
+    round_trip = (stages - 1) * (1 + 2 * latency)
+    assert seconds <= steps * microbatches + round_trip + 1
+    drained, _ = play_round(stages, microbatches, steps, 0, lambda _, action: passes[type(action)], lambda: latency)
+    assert drained >= steps * (microbatches + (stages - 1) * (1 + latency)) - 1e-9

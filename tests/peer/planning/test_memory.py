@@ -135,6 +135,23 @@ def test_muon_keeps_a_moment_less_of_what_it_moves(stage: int):
     assert held[0] - held[1] == pytest.approx(1.02 * (kept[0] - kept[1]), abs=1)
 
 
+@pytest.mark.parametrize("stage", range(3))
+def test_where_steps_overlap_a_stage_keeps_the_weights_of_what_is_in_flight_and_the_last_has_none(stage: int):
+    manifest, alone = run(inner={"overlap": 2}), run()
+    assert [in_flight(manifest, each) for each in range(3)] == [5, 3, 1]
+    own = trainer(manifest, stage)
+    payload = None if stage == 0 else torch.zeros(2, 24, manifest.k, dtype=torch.bfloat16)
+    for number in range(manifest.late(stage)):
+        own.forward(number, torch.zeros(2, 25, dtype=torch.int64), payload)
+    own.update(1.0, 0)
+    stores = {tensor.untyped_storage().data_ptr() for each in own.in_flight.values() for tensor in each.weights or ()}
+    stores -= {parameter.untyped_storage().data_ptr() for parameter in own.parameters}
+    kept = 4 * trained_values(manifest, Duty("volunteer", stage)) if stage < 2 else 0
+    assert len(stores) == (len(own.parameters) if stage < 2 else 0)
+    held = [memory_of(each, Duty("volunteer", stage)).device_held for each in (manifest, alone)]
+    assert held[0] - held[1] == pytest.approx(1.02 * kept, abs=1)
+
+
 def test_muons_step_takes_no_more_than_is_counted():
     wide = check_manifest({"model": SIZES | {"d": 480, "ffn": 1920}, "inner": {"optimizer": "muon"}})
     matrix = torch.randn(1920, 480)

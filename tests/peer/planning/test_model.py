@@ -1,10 +1,12 @@
 """The analytic model of a round: the field's numbers, the schedule in virtual time, and what it says is in the way."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer.compute.schedule import Forward, depth_for, least_depth
+from peer.compute.schedule import Backward, Forward, depth_for, least_depth
 from peer.optim.outer import OuterState
 from peer.planning.model import HEADERS, StageWork, Step, Volunteer, best_compression, round_of, step_of, work_of
 from peer.planning.paper_figures import A100, half_a_billion, seventy_billion, volunteer
@@ -14,7 +16,7 @@ from protocol.manifest import check_manifest
 from tests.reference.loopback_peers import genesis, moved
 from tests.reference.shared_links import connections, play_shared
 from tests.reference.small_manifest import small_manifest
-from tests.reference.virtual_pipeline import play
+from tests.reference.virtual_pipeline import play, play_round
 
 
 @pytest.mark.parametrize(
@@ -50,6 +52,32 @@ def test_with_overlap_the_outer_round_is_hidden_as_far_as_the_link_has_room():
     work = seventy_billion(8)
     hidden, counted = round_of(work, busy, overlap=True), round_of(work, busy)
     assert 0 < hidden.exchange < counted.exchange
+
+
+@pytest.mark.parametrize("latency", [0.0, 0.3, 0.9])
+@pytest.mark.parametrize(("stages", "microbatches"), [(4, 8), (4, 64), (8, 24)])
+@pytest.mark.parametrize("overlap", [1, 2, 3])
+def test_steps_that_overlap_take_as_long_as_in_virtual_time(
+    latency: float, stages: int, microbatches: int, overlap: int
+):
+    """In a round of ten. Where too few microbatches are late to hide the links, each stage could do a little better."""
+    if overlap * (stages - 1) > microbatches:
+        return
+    manifest = small_manifest(
+        model={"layers": stages},
+        replicas={"stages": stages},
+        inner={"steps": 10, "sequences": microbatches, "microbatch": 1, "overlap": overlap},
+    )
+    work = replace(work_of(manifest), operations=1.0, forward_bytes=0.0, backward_bytes=0.0)
+    step, drained = (step_of(each, Volunteer(1.0, 1e9, 1e9, latency)) for each in (work, replace(work, overlap=0)))
+    passes = {Forward: 1 / 3, Backward: 2 / 3}
+    played, _ = play_round(
+        stages, microbatches, 10, overlap, lambda _, action: passes[type(action)], lambda: latency, 4 * stages
+    )
+    assert 10 * step.seconds == pytest.approx(played, rel=0.05)
+    assert step.ideal == microbatches
+    assert drained.ideal == microbatches + stages - 1
+    assert step.seconds < drained.seconds
 
 
 def test_figure_3s_bars():

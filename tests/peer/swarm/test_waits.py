@@ -185,7 +185,6 @@ def test_a_step_that_takes_long_names_whom_it_waits_for_and_a_farewell_those_who
         "what peer he-slow1, stage 2 of its group, computes in step 1: "
         "it comes, or the group's leader calls the step off"
     )
-    assert waits.for_the_group(3).what == "the other stages of its group to end step 4"
     wait = waits.for_hearers((peer("b"), peer("a")), 30.0)
     assert (wait.what, wait.most_seconds) == ("others to take what this peer has made: a, b", 30.0)
 

@@ -89,7 +89,7 @@ def test_a_round_without_an_inner_step_says_nothing_of_the_links():
 
 
 def test_one_bad_step_decides_nothing():
-    choice = Choice((8, 16), 4, 8)
+    choice = Choice((8, 16), 4, False, 8)
     choice.steps = [1.0, 9.0, 1.0]
     assert choice.decide() == ""
 
@@ -117,16 +117,18 @@ def test_where_the_manifest_says_k_there_is_nothing_to_choose():
 def test_a_step_that_never_waits_has_stretch_one():
     """Four stages of which the second is the slowest; sixteen microbatches."""
     passes = [1.0, 3.0, 2.0, 1.0]
-    assert stretch(7.0 + 15 * 3.0, passes, 16) == 1.0
-    assert stretch(2 * (7.0 + 15 * 3.0), passes, 16) == pytest.approx(2.0)
+    assert stretch(7.0 + 15 * 3.0, passes, 16, overlaps=False) == 1.0
+    assert stretch(2 * (7.0 + 15 * 3.0), passes, 16, overlaps=False) == pytest.approx(2.0)
+    assert stretch(16 * 3.0, passes, 16, overlaps=True) == 1.0
+    assert stretch(7.0 + 15 * 3.0, passes, 16, overlaps=True) == pytest.approx(52 / 48)
 
 
 @pytest.mark.parametrize("passes", [[0.0, 0.0], [1e300, 1e300]])
 def test_a_liar_makes_no_stretch_below_one(passes: list[float]):
-    assert stretch(1.0, passes, 16) == 1.0
+    assert stretch(1.0, passes, 16, overlaps=False) == 1.0
 
 
 def test_a_little_more_than_the_passes_is_filling_the_pipeline_and_no_reason_for_a_smaller_k():
-    choice = Choice((8, 16), 4, 8)
+    choice = Choice((8, 16), 4, False, 8)
     choice.steps.append(SLOWER)
     assert choice.decide() == ""

@@ -2,19 +2,23 @@
 the weights are as before."""
 
 import asyncio
+import threading
 
 import pytest
 import torch
 
+from peer.compute.trainer import StageTrainer
 from peer.network.duplex import BreachError
 from peer.network.group import Link
 from protocol.codec.frames import FrameRules
 from protocol.schemas import pipeline_pb2 as pb
 from tests.peer.compute.test_replica import batches, genesis, manifest
 from tests.reference.boundary import orthonormal
-from tests.reference.loopback_group import LoopbackStage, inner_step, loopback_group
+from tests.reference.loopback_group import Batches, LoopbackStage, inner_step, loopback_group
+from tests.reference.waiting import until
 
 RUN = manifest(stages=2, compression=4)
+RUN3 = manifest(stages=3, compression=4)
 
 
 def recorded(link: Link) -> list[pb.Frame]:
@@ -46,7 +50,6 @@ def test_a_frame_of_an_older_time_is_refused_and_moves_no_weight(due: tuple[int,
             sender, victim = stages if direction == "forward" else reversed(stages)
             assert sender.stage is not None
             assert victim.stage is not None
-            assert victim.control is not None
             link = sender.stage.downstream if direction == "forward" else sender.stage.upstream
             assert link is not None
             sent = recorded(link)
@@ -57,7 +60,7 @@ def test_a_frame_of_an_older_time_is_refused_and_moves_no_weight(due: tuple[int,
                 link.send(sent[0])
             words = f"expected the frame of round {due[0]}, step {due[1]}, microbatch ., got that of round 1, step 0"
             with pytest.raises(BreachError, match=words):
-                await victim.stage.run(*due, batch if direction == "backward" else None, victim.control)
+                await victim.stage.run(*due, Batches([batch]) if direction == "backward" else None)
             await victim.stage.abandon("a neighbour broke the protocol")
             assert all(map(torch.equal, weights(victim), before))
             assert not any(
@@ -82,7 +85,7 @@ def test_frames_in_many_pieces_make_the_same_step(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("protocol.codec.frames.CHUNK_BYTES", 48)
     assert FrameRules.of(RUN).activations.messages > 3
     again, in_pieces, messages = asyncio.run(asyncio.wait_for(scene(), 60))
-    assert (again, messages) == (loss, frames * FrameRules.of(RUN).activations.messages)
+    assert (again, messages) == (loss, (frames - 1) * FrameRules.of(RUN).activations.messages + 1)  # and the step's end
     assert all(map(torch.equal, whole, in_pieces))
 
 
@@ -102,3 +105,81 @@ def test_a_step_with_split_backward_passes_moves_all_weights_to_the_same_bits():
     split = asyncio.run(asyncio.wait_for(scene(True), 60))
     assert whole[0] == split[0]
     assert all(map(torch.equal, whole[1], split[1]))
+
+
+class Held(StageTrainer):
+    """Takes no step, and computes no norm, before it may."""
+
+    may: threading.Event
+
+    def squared_norm(self) -> float:
+        assert self.may.wait(60)
+        return super().squared_norm()
+
+
+def test_who_has_done_its_part_says_whose_sums_or_word_it_waits_for():
+    """By that a leader finds out who holds a step up."""
+
+    async def scene() -> None:
+        async with loopback_group(RUN3, orthonormal(32)) as stages:
+            for each in stages:
+                each.trainer.load(genesis(RUN3))
+            stages[1].trainer.__class__ = Held
+            stages[1].trainer.may = threading.Event()  # type: ignore[attr-defined]
+            stepping = asyncio.ensure_future(inner_step(stages, 1, 0, batches(RUN3, 1)[0].numpy()))
+            first, _, last = (each.stage for each in stages)
+            assert first is not None
+            assert last is not None
+            await until(lambda: first.waiting is first.downstream and last.waiting is last.upstream)
+            stages[1].trainer.may.set()  # type: ignore[attr-defined]
+            await stepping
+            assert first.waiting is None
+            assert last.waiting is None
+
+    asyncio.run(asyncio.wait_for(scene(), 60))
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+@pytest.mark.parametrize("sent", [pb.Frame(), pb.Frame(end=pb.StepEnd(round=1, step=1)), pb.Frame(sums=pb.StepSums())])
+def test_a_neighbour_that_says_of_a_step_what_cannot_be_breaks_the_protocol_and_no_weight_moves(
+    stage: int, sent: pb.Frame, monkeypatch: pytest.MonkeyPatch
+):
+    """The stage behind the first sends it instead of its sums, or the first instead of the step's end."""
+    name = "pack_end" if stage else "pack_sums"
+    monkeypatch.setattr(f"peer.swarm.group.inner_step.{name}", lambda *_: sent)
+
+    async def scene() -> None:
+        async with loopback_group(RUN, orthonormal(32)) as stages:
+            for each in stages:
+                each.trainer.load(genesis(RUN))
+            before = weights(stages[stage])
+            first, second = (each.stage for each in stages)
+            assert first is not None
+            assert second is not None
+            running = [first.run(1, 0, Batches([batches(RUN, 1)[0].numpy()])), second.run(1, 0, None)]
+            taking = [asyncio.ensure_future(each) for each in running]
+            with pytest.raises(BreachError, match=r"expected the (end|sums) of round 1, step 0|no clip factor"):
+                await taking[stage]
+            assert all(map(torch.equal, weights(stages[stage]), before))
+            taking[1 - stage].cancel()
+            await asyncio.gather(*taking, return_exceptions=True)
+
+    asyncio.run(asyncio.wait_for(scene(), 60))
+
+
+def test_what_the_first_stage_learns_while_a_step_lasts_can_make_it_the_last():
+    async def scene() -> None:
+        async with loopback_group(RUN, orthonormal(32)) as stages:
+            for each in stages:
+                each.trainer.load(genesis(RUN))
+            source = Batches([each.numpy() for each in batches(RUN, 2)])
+            first, second = (each.stage for each in stages)
+            assert first is not None
+            assert second is not None
+            taking = asyncio.ensure_future(first.run(1, 0, source))
+            await until(lambda: first.waiting is not None)
+            source.most = 1  # the others wait for this round
+            assert (await second.run(1, 0, None)).last
+            assert (await taking).last
+
+    asyncio.run(asyncio.wait_for(scene(), 60))

@@ -156,18 +156,6 @@ def test_nobody_is_blamed_while_the_leader_itself_is_at_work():
     assert not group.here.interrupted
 
 
-def test_a_member_that_does_not_report_its_gradients_is_dismissed():
-    async def scene() -> None:
-        group = Group()
-        waiting = asyncio.create_task(group.leader.orders[2].receive())
-        await asyncio.sleep(0)
-        group.leader._watch(FIRST_SECONDS + 1)
-        assert group.dismissed == {2}
-        await asyncio.gather(waiting, return_exceptions=True)
-
-    in_a_loop(scene)
-
-
 def test_a_member_that_does_not_halt_is_dismissed():
     async def scene() -> None:
         group = Group()

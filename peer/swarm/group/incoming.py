@@ -1,0 +1,85 @@
+"""What a neighbour sends over a link, read and checked in order while the stage computes."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from peer.network.group import Link
+from protocol.net.tasks import Children
+from protocol.schemas import pipeline_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """What a neighbour has to send next: in so many messages, and how they are read."""
+
+    messages: int
+    read: Callable[[list[pb.Frame]], Any]
+
+
+class Incoming:
+    """What one neighbour sends in an inner step; the next of it is asked for as soon as one is taken."""
+
+    def __init__(self, link: Link, due: Iterable[Due]) -> None:
+        self.link = link
+        self.due = deque(due)
+        self.came: list[float] = []
+        """When each was here, by the loop's clock."""
+        self.tasks = Children()
+        self.task: asyncio.Task[Any] | None = None
+        self._ask()
+
+    @property
+    def here(self) -> bool:
+        """Whether the next is, or the news that none will be."""
+        return self.task is not None and self.task.done()
+
+    def expect(self, due: Iterable[Due]) -> None:
+        """More is due than was known."""
+        self.due.extend(due)
+        if self.task is None:
+            self._ask()
+
+    def take(self) -> Any:
+        """The next, which is here.
+
+        Raises:
+            LostMemberError: the neighbour is gone.
+            BreachError: it broke the protocol.
+        """
+        assert self.task is not None
+        said = self.task.result()
+        self._ask()
+        return said
+
+    async def next(self) -> Any:
+        """The next, once it is here.
+
+        Raises:
+            LostMemberError, BreachError: as `take`.
+        """
+        await wait_for_any(self)
+        return self.take()
+
+    def stop(self) -> None:
+        """Read nothing more."""
+        if self.task is not None and not self.task.cancel() and not self.task.cancelled():
+            self.task.exception()  # nobody asked for it
+
+    def _ask(self) -> None:
+        self.task = self.tasks.spawn(self._next(self.due.popleft())) if self.due else None
+
+    async def _next(self, due: Due) -> Any:
+        messages = [await self.link.receive() for _ in range(due.messages)]
+        self.came.append(asyncio.get_running_loop().time())
+        with self.link.blamed():
+            return await asyncio.to_thread(due.read, messages)
+
+
+async def wait_for_any(*neighbours: Incoming | None) -> None:
+    """Until one of these neighbours has sent what is not here yet."""
+    coming = [each.task for each in neighbours if each is not None and each.task is not None and not each.here]
+    if coming:
+        await asyncio.wait(coming, return_when=asyncio.FIRST_COMPLETED)
