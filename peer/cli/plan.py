@@ -24,11 +24,14 @@ SHOWN = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 HIDDEN = 0.97
 """Of a step's time in compute: then links count as hidden."""
 
+WORTH_SAYING = 0.05
+"""A share of a round's time that is worth another setting."""
+
 LIMITS = {
     "compute": "the device: links are hidden",
     "upload": "the upload",
     "download": "the download",
-    "latency": "the latency: more microbatches would hide it",
+    "latency": "the latency: more microbatches in a step would hide it",
 }
 
 PLAN_EXAMPLES = (
@@ -196,7 +199,7 @@ def drawn(
             lasting(step.seconds, exact=True),
             lasting(each.exchange, exact=True),
             lasting(each.seconds, exact=True),
-            f"{each.utilization:.1%}",
+            f"{each.used:.1%}",
             each.limit,
         )
     return Group(*map(Text, lines), "", cut, "", table, "", Text(verdict(manifest, on, planned[own], overlap)))
@@ -204,13 +207,16 @@ def drawn(
 
 def verdict(manifest: "Manifest", on: "Volunteer", here: "RoundEstimate", overlap: bool) -> str:
     """Advice for the run's operator, in a sentence or two."""
-    from peer.planning.model import best_compression
+    from peer.planning.model import best_compression, best_overlap, work_of
     from protocol.wording import size
 
     compression = compression_of(manifest, on)
     best = best_compression(manifest, on, [each for each in SHOWN if manifest.model.d % each == 0], HIDDEN)
     moved = f"A round moves {size(here.up_bytes)} up and {size(here.down_bytes)} down"
-    said = f"{moved}, and uses {here.utilization:.1%} of the device; what it waits for is {LIMITS[here.limit]}."
+    said = f"{moved}, and uses {here.used:.1%} of the device; what it waits for is {LIMITS[here.limit]}."
+    steps, shorter = best_overlap(work_of(manifest, compression), on, overlap)
+    if steps > manifest.inner.overlap and shorter >= WORTH_SAYING:
+        said += f" `overlap = {steps}` in [inner] would take {shorter:.0%} off a round, and costs a little of the loss."
     if best is None:
         return f"{said} No k hides the links here: fewer, larger steps or a quicker link would."
     if best > compression:

@@ -22,6 +22,7 @@ from protocol.codec.frames import Payload
 from protocol.identity import parts_authored, stage_part
 from protocol.layout import model_layout, operations_per_token
 from protocol.manifest import Manifest
+from protocol.manifest_tables import MOST_OVERLAP
 from protocol.net.bandwidth import ACKNOWLEDGED, WIRE
 
 Bottleneck = Literal["compute", "upload", "download", "latency"]
@@ -100,12 +101,14 @@ class Step:
 @dataclass(frozen=True, slots=True)
 class RoundEstimate:
     """H inner steps and the outer exchange: seconds in all, those that the exchange adds, and what the stage waits
-    for most."""
+    for most. `utilization` is the share of them in which a stage computes or its pipeline fills and drains, `used` that
+    in which it computes."""
 
     step: Step
     seconds: float
     exchange: float
     utilization: float
+    used: float
     limit: Bottleneck
     up_bytes: float
     down_bytes: float
@@ -179,7 +182,8 @@ def round_of(work: StageWork, on: Volunteer, overlap: bool = False) -> RoundEsti
     limit = _limit(step, exchange, inner, on)
     moved = (frames + exchanged) / (1 - on.headers)
     utilization = work.steps * step.ideal / seconds
-    return RoundEstimate(step, seconds, exchange, utilization, limit, moved, moved)
+    used = (work.steps * work.microbatches * work.operations + work.steps * work.update + work.closing) / on.operations
+    return RoundEstimate(step, seconds, exchange, utilization, used / seconds, limit, moved, moved)
 
 
 def round_of_group(works: Sequence[StageWork], on: Volunteer, overlap: bool = False) -> RoundEstimate:
@@ -191,7 +195,8 @@ def round_of_group(works: Sequence[StageWork], on: Volunteer, overlap: bool = Fa
     step = replace(slowest.step, seconds=slowest.step.seconds - less, ideal=slowest.step.ideal - less)
     steps = works[0].steps
     seconds = slowest.seconds - steps * less
-    return replace(slowest, step=step, seconds=seconds, utilization=steps * step.ideal / seconds)
+    used = slowest.used * slowest.seconds / seconds
+    return replace(slowest, step=step, seconds=seconds, utilization=steps * step.ideal / seconds, used=used)
 
 
 def _limit(step: Step, exchange: float, inner: float, on: Volunteer) -> Bottleneck:
@@ -205,6 +210,15 @@ def _limit(step: Step, exchange: float, inner: float, on: Volunteer) -> Bottlene
     if exchange >= lost:
         return link
     return "latency" if on.latency > step.carry else link
+
+
+def best_overlap(work: StageWork, on: Volunteer, overlap: bool = False) -> tuple[int, float]:
+    """The least `inner.overlap` with which a round is about as short as with any (within 2 %), and how much shorter it
+    is than without, as a share. `overlap` is the outer exchange's."""
+    most = min(MOST_OVERLAP, work.microbatches // max(1, work.stages - 1))
+    seconds = [round_of(replace(work, overlap=each), on, overlap).seconds for each in range(most + 1)]
+    best = next(each for each, taken in enumerate(seconds) if taken <= 1.02 * min(seconds))
+    return best, 1 - seconds[best] / seconds[0]
 
 
 def best_compression(manifest: Manifest, on: Volunteer, choices: Iterable[int], least: float = 0.97) -> int | None:

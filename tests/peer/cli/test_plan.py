@@ -42,6 +42,21 @@ def test_a_program_reads_a_row_for_each_k(capsys: pytest.CaptureFixture[str]):
     assert all(0 < row["utilization"] <= row["step_utilization"] <= 1 for row in rows)
 
 
+def test_an_operator_is_told_what_overlapping_steps_would_gain_until_the_run_has_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    run, inner = tmp_path / "run.toml", "[inner]\nsequences = 8\nmicrobatch = 1\n"
+    options = PlanOptions(run_toml=run, up=1000.0, down=1000.0, latency=1.0, teraflops=1.0)
+    told = []
+    for overlap in ("", "overlap = 1\n", "overlap = 2\n"):
+        run.write_text('[model]\npreset = "178m"\n[replicas]\nstages = 4\ncompression = 8\n' + inner + overlap)
+        told.append(" ".join(said(options, capsys)[1].split()))
+    assert re.search(r"`overlap = 1` in \[inner\] would take 2\d% off a round", told[0])
+    assert not any("`overlap = " in each for each in told[1:])
+    shares = [float(re.search(r"uses ([\d.]+)% of the device", each)[1]) for each in told]  # type: ignore[index]
+    assert shares[0] < 100 * 8 / 11 < 95 < shares[1]
+
+
 def test_a_runs_own_manifest_is_planned_with_its_own_k(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "run.toml").write_text('[model]\npreset = "nano"\n[replicas]\nstages = 2\ncompression = 64\n')
     _, out, _ = said(PlanOptions(run_toml=tmp_path / "run.toml", down=20.0, latency=5.0, teraflops=0.01), capsys)

@@ -8,7 +8,17 @@ from hypothesis import strategies as st
 
 from peer.compute.schedule import Backward, Forward, depth_for, least_depth
 from peer.optim.outer import OuterState
-from peer.planning.model import HEADERS, StageWork, Step, Volunteer, best_compression, round_of, step_of, work_of
+from peer.planning.model import (
+    HEADERS,
+    StageWork,
+    Step,
+    Volunteer,
+    best_compression,
+    best_overlap,
+    round_of,
+    step_of,
+    work_of,
+)
 from peer.planning.paper_figures import A100, half_a_billion, seventy_billion, volunteer
 from protocol.codec.contribution import expected_bytes
 from protocol.identity import PeerId, RunId, stage_part
@@ -78,6 +88,24 @@ def test_steps_that_overlap_take_as_long_as_in_virtual_time(
     assert step.ideal == microbatches
     assert drained.ideal == microbatches + stages - 1
     assert step.seconds < drained.seconds
+
+
+def test_a_pipeline_that_drains_after_eight_microbatches_uses_eight_elevenths_and_one_that_does_not_nearly_all():
+    manifest = small_manifest(
+        model={"layers": 4}, replicas={"stages": 4}, inner={"steps": 20, "sequences": 8, "microbatch": 1}
+    )
+    work, quick = replace(work_of(manifest), contribution=0.0), Volunteer(1e9, 1e15, 1e15)
+    drains, overlaps = (round_of(replace(work, overlap=each), quick) for each in (0, 1))
+    assert drains.utilization == pytest.approx(overlaps.utilization, abs=0.03)
+    assert drains.used == pytest.approx(8 / 11, abs=0.01)
+    assert overlaps.used == pytest.approx(160 / 163, abs=0.01)
+    assert best_overlap(work, quick) == (1, pytest.approx(1 - 163 / 220, abs=0.01))
+    assert best_overlap(replace(work, microbatches=2), quick) == (
+        0,
+        0.0,
+    )  # fewer than there are stages behind the first
+    far = replace(quick, latency=0.9 * overlaps.step.passes)
+    assert best_overlap(work, far)[0] == 2
 
 
 def test_figure_3s_bars():
