@@ -35,7 +35,7 @@ FLAGS = {
     "status": "json watch",
     "testnet": (
         "audit balance chaos compression data datacenters dir groups inner-steps layers memory no-compare "
-        "optimizer overlap preset report rounds stages"
+        "optimizer overlap preset report rounds stages step-overlap"
     ),
     "lab run": "data device dir json report threads weights",
     "lab sweep": "data device jobs json list out save-minutes scale threads",

@@ -70,6 +70,14 @@ def testnet(
     overlap: Annotated[
         bool, typer.Option("--overlap", help="Begin each round at once; contributions are applied one round later.")
     ] = False,
+    step_overlap: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="The groups' inner steps follow each other without draining the pipeline: `inner.overlap`.",
+        ),
+    ] = 0,
     audit: Annotated[
         bool,
         typer.Option("--audit", help="Audit contributions beside the bootstrap node, and revoke whoever does harm."),
@@ -100,6 +108,7 @@ def testnet(
         chaos=chaos,
         compare=not no_compare,
         overlap=overlap,
+        step_overlap=step_overlap,
         audit=audit,
         layers=counts,
         balance=balance,

@@ -33,6 +33,7 @@ class TestnetOptions:
     chaos: str | None = None
     compare: bool = True
     overlap: bool = False
+    step_overlap: int = 0
     audit: bool = False
     layers: tuple[int | str, ...] = ()
     balance: str | None = None
@@ -57,6 +58,7 @@ class TestnetOptions:
                 "steps": self.inner_steps,
                 "sequences": 8,
                 "microbatch": 2,
+                "overlap": self.step_overlap,
                 "optimizer": self.optimizer,
                 "learning_rate": 4e-3,
                 "warmup": min(40, total // 4),
