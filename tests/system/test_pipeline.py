@@ -9,6 +9,7 @@ from peer.compute.replica import WholeReplica
 from peer.lab.late import ClipFactors, OverlappingSteps
 from peer.network.duplex import BreachError
 from peer.optim.grid import to_float
+from peer.optim.inner import learning_rate
 from protocol.errors import LostMemberError, PeerError
 from protocol.identity import EMBEDDING, stage_part
 from protocol.layout import EMBEDDING_TENSOR
@@ -37,6 +38,47 @@ def test_without_compression_the_losses_are_those_of_one_model_in_one_process():
     expected = [reference.inner_step(batch, step) for step, batch in enumerate(batches(run, STEPS))]
     assert losses == pytest.approx(expected, abs=1e-4)
     assert losses[-1] < losses[0] - 0.5
+
+
+def test_with_overlapping_steps_a_microbatch_meets_the_weights_before_the_step_at_as_many_stages_as_is_agreed():
+    """Against one model under autograd whose stages get old weights for it, each clipped and updated by torch."""
+    run = manifest(stages=3, compression=1, wire="fp32")
+    inner = run.inner.model_copy(update={"overlap": 1, "sequences": 4, "microbatch": 1, "steps": 5, "clip": 0.05})
+    run = run.model_copy(update={"inner": inner})
+    grids, most = genesis(run), inner.clip / 3**0.5
+    replica = WholeReplica(run, "group", None, torch.device("cpu"))
+    replica.load(grids)
+    lab, clip = OverlappingSteps(replica), ClipFactors(run.inner.clip, by_stage=True)
+    weights = [{n: to_float(t) for n, t in grids[stage_part(s)].items()} for s in range(3)]
+    one = OneProcess(run, weights, to_float(grids[EMBEDDING][EMBEDDING_TENSOR]), None)
+    stages = [[*stage.parameters(), *([] if index else [one.embedding])] for index, stage in enumerate(one.stages)]
+
+    def put(values: list[list[torch.Tensor]]) -> None:
+        for stage, of in zip(stages, values, strict=True):
+            for parameter, value in zip(stage, of, strict=True):
+                parameter.data = value.clone()
+
+    before = None
+    for step, batch in enumerate(batches(run, 5)):
+        one.optimizer.zero_grad()
+        now, losses = [[each.detach().clone() for each in stage] for stage in stages], []
+        for number, tokens in enumerate(batch.split(1)):
+            late = 0 if before is None else max(0, 2 - number)  # at stages 0 and 1, at stage 0, at none
+            put([*(before or now)[:late], *now[late:]])
+            loss = one.loss(tokens)
+            (loss / 4).backward()
+            losses.append(loss.item())
+        put(now)
+        assert lab.step(batch, step, clip) == pytest.approx(sum(losses) / 4, abs=1e-4)
+        for stage in stages:
+            assert torch.nn.utils.clip_grad_norm_(stage, most) > most
+        for group in one.optimizer.param_groups:
+            group["lr"] = learning_rate(run, step)
+        one.optimizer.step()
+        before = now
+    for ours, theirs in zip(replica.stages, stages, strict=True):
+        for parameter, reference in zip(ours.parameters, theirs, strict=True):
+            torch.testing.assert_close(parameter.detach(), reference.detach(), atol=2e-4, rtol=0.0)
 
 
 @pytest.mark.parametrize("wire", ["bf16", "fp32", "int8", "int4"])
