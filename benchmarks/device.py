@@ -6,7 +6,7 @@ on the same first weights and the same tokens:
 - a whole replica in one process, as a datacenter has it, with activations kept or recomputed;
 - each of four stages of a group, a process without its neighbours: bytes in, bytes out, with as many microbatches in
   flight as 1F1B has there;
-- the four stages as four processes on the one device, with frames, TLS and control streams over loopback. Without
+- the four stages as four processes on the one device, with frames and TLS over loopback. Without
   NVIDIA's MPS the processes of one card take turns on it;
 - torchtitan's llama in the plain loop, where torchtitan 0.2 is installed, from its own first weights.
 

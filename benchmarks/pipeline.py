@@ -1,6 +1,6 @@
 """A pipeline of processes against the same model in one process, on the same cores: tokens a second.
 
-Four stages, each a process on loopback, train with real gradients: the daemon's schedule, frames, control streams and
+Four stages, each a process on loopback, train with real gradients: the daemon's schedule, frames and
 mutual TLS, a torch thread of one core each. Beside them, in turns, with the medians counting:
 
 - one process that has all cores for each operation: the same stages one after the other, the same projections and

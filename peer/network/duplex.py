@@ -74,8 +74,6 @@ class Duplex(Generic[Outgoing, Received]):
         self.bandwidth = bandwidth
         self.bytes_sent = 0
         self.ended = False
-        self.awaited = False
-        """Whether somebody waits for the next message now."""
         self.on_message: Callable[[Received | HetpeerError], None] = lambda message: None
         """A function that is told of every message, and of the end, as it arrives, before anybody receives it."""
         self._outgoing: asyncio.Queue[Outgoing | None] = asyncio.Queue()
@@ -116,11 +114,7 @@ class Duplex(Generic[Outgoing, Received]):
             LostMemberError: the other side has gone.
             BreachError: it ran ahead of the protocol and was cut off.
         """
-        self.awaited = True
-        try:
-            message = await self._incoming.get()
-        finally:
-            self.awaited = False
+        message = await self._incoming.get()
         if isinstance(message, HetpeerError):
             self._incoming.put_nowait(message)  # the end stays the end
             raise message

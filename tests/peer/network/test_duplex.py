@@ -134,21 +134,6 @@ def test_what_does_not_parse_is_blamed_on_who_sent_it():
     assert error.value.peer == identity("stage 1").peer_id
 
 
-def test_whether_somebody_waits_for_a_message_can_be_seen():
-    async def scene() -> None:
-        stream: Duplex[pb.Frame, pb.Frame] = Duplex(identity("stage 1").peer_id, "stage 1", 8)
-        assert not stream.awaited
-        waiting = asyncio.create_task(stream.receive())
-        await asyncio.sleep(0)
-        assert stream.awaited
-        stream.abort("over")
-        with pytest.raises(LostMemberError):
-            await waiting
-        assert not stream.awaited
-
-    run(scene())
-
-
 def test_frames_take_their_turn_on_this_peers_own_line_both_ways():
     """Never faster than the limit; how much slower is the machine's affair."""
     there, back, size = 20, 8, 50_000
