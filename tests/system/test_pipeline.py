@@ -92,8 +92,7 @@ def test_with_compression_every_bit_is_that_of_the_lab(wire: str):
     assert losses == [replica.inner_step(batch, step) for step, batch in enumerate(batches(run, STEPS))]
 
 
-@pytest.mark.parametrize("overlap", [1, 2])
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize(("overlap", "optimizer"), [(1, "muon"), (2, "adamw")])
 def test_with_overlapping_steps_every_bit_is_that_of_the_lab(overlap: int, optimizer: str):
     """A round of three steps, and one of which the third is said to be the last when it is under way."""
     run = manifest(stages=4, compression=4)

@@ -328,9 +328,16 @@ def test_a_step_that_is_given_up_leaves_no_gradients_of_weights_behind():
     assert stage.squared_norm() == 0.0
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-@pytest.mark.parametrize("split", [False, True])
-@pytest.mark.parametrize("arithmetic", [Arithmetic(), Arithmetic("bf16"), Arithmetic("exact", recompute=True)])
+@pytest.mark.parametrize(
+    ("arithmetic", "split", "optimizer"),
+    [
+        (Arithmetic(), False, "adamw"),
+        (Arithmetic(), True, "muon"),
+        (Arithmetic("bf16"), False, "muon"),
+        (Arithmetic("exact", recompute=True), True, "adamw"),
+        (Arithmetic("exact", recompute=True), False, "muon"),
+    ],
+)
 def test_a_microbatch_in_flight_goes_back_by_the_weights_that_it_went_forward_by(
     arithmetic: Arithmetic, split: bool, optimizer: str
 ):
