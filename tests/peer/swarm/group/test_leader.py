@@ -69,7 +69,7 @@ class Group:
         self.bans = Bans(self.said.append)
         outer = SimpleNamespace(reconciler=SimpleNamespace(bans=self.bans), emit=self.said.append)
         self.here = Here(outer)
-        self.leader = Leader(self.here, None, Choice((8,), 1, 8), attempt=ATTEMPT)  # type: ignore[arg-type]
+        self.leader = Leader(self.here, None, Choice((8,), 1, False, 8), attempt=ATTEMPT)  # type: ignore[arg-type]
         self.members: dict[int, Reports] = {}
         for stage in (1, 2, 3):
             seat = Seat(named(stage), "")
