@@ -53,6 +53,7 @@ from group.stage import SameBatch, place
 from group.training import train
 from shaped.case import (
     COMPRESSIONS,
+    CONTRIBUTION,
     LATENCY,
     MEGABITS,
     MICROBATCHES,
@@ -129,7 +130,7 @@ class Waiting:
 async def serve(index: int, folder: Path, compression: int, host: str, case: Case) -> None:
     """One stage, or, behind the last, all other replicas: orders come on standard input, answers go out on the
     other."""
-    manifest, stages, size = case.manifest(compression), case.stages, int(case.contribution)
+    manifest, stages, size = case.manifest(compression), case.stages, int(CONTRIBUTION)
     peers = (REPLICAS - 1) * stages if index == stages else 1  # that this process stands for
     protocol.net.bandwidth.SPREAD_MEGABITS *= case.rate * peers  # it is of a link; here links are slower
     blob = np.random.default_rng(index).bytes(size)

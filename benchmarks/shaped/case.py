@@ -9,10 +9,11 @@ STAGES, MICROBATCHES, D = 4, 64, 8192
 TOKENS, PAPERS_TOKENS = 20, 2048
 BYTES = TOKENS / PAPERS_TOKENS
 
-
 LATENCY = 0.02
 STEPS, PAPERS_STEPS = 3, 50
 REPLICAS = 8
+CONTRIBUTION = 70e9 / STAGES * 32 / 4096 * 10.5 / 8 * BYTES * STEPS / PAPERS_STEPS
+"""Bytes of a stage's contribution: 32 of 4096 values in 10.5 bits."""
 
 COMPRESSIONS = (1, 8, 24, 96)
 MEGABITS = (80, 100, 200, 500, 1000)
@@ -36,11 +37,6 @@ class Case:
     def rate(self) -> float:
         """What a link carries here, of what it carries there."""
         return BYTES / self.time
-
-    @property
-    def contribution(self) -> float:
-        """Bytes of a stage's contribution: 32 of 4096 values in 10.5 bits, for the steps of a round that are taken."""
-        return 70e9 / STAGES * 32 / 4096 * 10.5 / 8 * BYTES * STEPS / PAPERS_STEPS
 
     def manifest(self, compression: int) -> Manifest:
         """The scaled run. 8192 has no 24th and no 96th: the next ratios that divide it stand for them, 32 and 128."""
@@ -76,7 +72,7 @@ def modelled(manifest: Manifest, case: Case, megabits: float, outer: bool, heade
         stages=case.stages,
         steps=STEPS,
         replicas=REPLICAS if outer else 1,
-        contribution=case.contribution,
+        contribution=CONTRIBUTION,
         overlap=case.overlap,
     )
     rate = megabits * 1e6 * case.rate

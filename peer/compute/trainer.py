@@ -6,12 +6,12 @@ machine: what comes back is G, and ∇X = G Uᵀ (paper, section 2.2).
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from peer.compute.arithmetic import Arithmetic
 from peer.compute.design import Design, Kind, design
@@ -204,7 +204,8 @@ class StageTrainer:
         """
         flight = self.in_flight.pop(microbatch)
         came = None if payload is None else self.behind.decode_gradient(payload)
-        with self._weights_of(flight), self.arithmetic.backward(self.device, self.manifest.model.context):
+        then = nullcontext() if flight.weights is None else in_place_of(self.parameters, flight.weights)
+        with then, self.arithmetic.backward(self.device, self.manifest.model.context):
             if self.last:
                 (flight.left / self.manifest.inner.microbatches).backward()
             else:
@@ -240,21 +241,6 @@ class StageTrainer:
             for parameter in self.parameters:
                 parameter.data = parameter.data.clone()  # graphs have views of the weights: those may not change
         self.optimizer.update(clip_factor, inner.learning_rate(self.manifest, step))
-
-    @contextmanager
-    def _weights_of(self, flight: InFlight) -> Iterator[None]:
-        """Within the block, this stage's weights are those of a microbatch's forward pass."""
-        if flight.weights is None:
-            yield
-            return
-        now = [parameter.data for parameter in self.parameters]
-        for parameter, then in zip(self.parameters, flight.weights, strict=True):
-            parameter.data = then
-        try:
-            yield
-        finally:
-            for parameter, own in zip(self.parameters, now, strict=True):
-                parameter.data = own
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
         """The optimizer's state, to be written or copied before the next step, as these are the tensors that it
@@ -335,6 +321,21 @@ class StageTrainer:
     def forget_start(self) -> None:
         """The inner loop is over, and its Δ is where it belongs: keep no longer the θ that it started from."""
         self.start = {}
+
+
+@contextmanager
+def in_place_of(parameters: list[nn.Parameter], values: list[Tensor]) -> Iterator[None]:
+    """Within the block, parameters have these values; behind it their own tensors again."""
+    own = [parameter.data for parameter in parameters]
+    for parameter, value in zip(parameters, values, strict=True):
+        parameter.data = value
+    torch.clear_autocast_cache()
+    try:
+        yield
+    finally:
+        for parameter, tensor in zip(parameters, own, strict=True):
+            parameter.data = tensor
+        torch.clear_autocast_cache()
 
 
 def load_stage(stage: Stage, grid: GridView) -> None:

@@ -13,14 +13,14 @@ applied, τ times the last change ahead.
 
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from peer.compute.replica import WholeReplica
-from peer.compute.trainer import StageTrainer
+from peer.compute.trainer import StageTrainer, in_place_of
 from peer.optim.inner import clip_factor, stage_clip_factor
 
 StageGradients = list[list[Tensor]]
@@ -122,20 +122,11 @@ class OverlappingSteps:
     def finish(self, at: float, clip: "ClipFactors") -> None:
         """Nothing is under way at the round's end."""
 
-    @contextmanager
-    def _weights(self, stage: StageTrainer, microbatch: int) -> Iterator[None]:
+    def _weights(self, stage: StageTrainer, microbatch: int) -> AbstractContextManager[None]:
         """Within the block, the stage's weights are those that the microbatch met."""
         if self.before is None or microbatch >= stage.manifest.late(stage.index):
-            yield
-            return
-        now = [parameter.data for parameter in stage.parameters]
-        for parameter, then in zip(stage.parameters, self.before[stage.index], strict=True):
-            parameter.data = then
-        torch.clear_autocast_cache()
-        yield
-        for parameter, own in zip(stage.parameters, now, strict=True):
-            parameter.data = own
-        torch.clear_autocast_cache()
+            return nullcontext()
+        return in_place_of(stage.parameters, self.before[stage.index])
 
 
 class ClipFactors:

@@ -9,6 +9,11 @@ def replicas(peers: Peers) -> frozenset[ReplicaId]:
     return frozenset(ReplicaId(peer.peer_id) for peer in peers if peer.leads)
 
 
+def may_lead(peer: PeerRecord) -> bool:
+    """Whether a peer can lead a replica through a round: a datacenter its own, a volunteer of stage 0 a group."""
+    return peer.role == "datacenter" or (peer.role == "volunteer" and peer.stage == 0)
+
+
 def authors(peers: Peers, part: Part) -> Peers:
     """Peers that make contributions to a part that count, one of each replica."""
     return tuple(

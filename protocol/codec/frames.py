@@ -128,7 +128,7 @@ class BackwardFrame:
 
 
 @dataclass(frozen=True, slots=True)
-class StepSums:
+class SumsFrame:
     """What a stage and all stages behind it know of an inner step whose backward passes are done; in the tuples the
     stage itself comes first."""
 
@@ -141,7 +141,7 @@ class StepSums:
 
 
 @dataclass(frozen=True, slots=True)
-class StepEnd:
+class EndFrame:
     """The first stage's word that an inner step is complete. `last`: no other follows in the round."""
 
     clip_factor: float
@@ -278,14 +278,14 @@ def check_place(place: pb.Place, expected: FramePosition) -> None:
         raise FormatError(f"expected the frame of {expected}, got that of {got}")
 
 
-def pack_sums(round: int, step: int, sums: StepSums) -> pb.Frame:
+def pack_sums(round: int, step: int, sums: SumsFrame) -> pb.Frame:
     """The message that tells the stage before of an inner step."""
     told = pb.StepSums(round=round, step=step, loss=sums.loss, passes=sums.passes)
     told.squared_norms.extend(sums.squared_norms)
     return pb.Frame(sums=told)
 
 
-def unpack_sums(message: pb.Frame, round: int, step: int, stages: int) -> StepSums:
+def unpack_sums(message: pb.Frame, round: int, step: int, stages: int) -> SumsFrame:
     """Check what the stage behind tells of an inner step: its own numbers, and those of all `stages` from it on.
 
     Raises:
@@ -302,15 +302,15 @@ def unpack_sums(message: pb.Frame, round: int, step: int, stages: int) -> StepSu
         raise FormatError(f"sums of round {round}, step {step}: norms, or a loss, that are no numbers")
     if not all(0.0 <= each < math.inf for each in told.passes):
         raise FormatError(f"sums of round {round}, step {step}: passes that took no time there is")
-    return StepSums(tuple(told.squared_norms), tuple(told.passes), told.loss)
+    return SumsFrame(tuple(told.squared_norms), tuple(told.passes), told.loss)
 
 
-def pack_end(round: int, step: int, end: StepEnd) -> pb.Frame:
+def pack_end(round: int, step: int, end: EndFrame) -> pb.Frame:
     """The message that tells the stage behind that an inner step is complete."""
     return pb.Frame(end=pb.StepEnd(round=round, step=step, clip_factor=end.clip_factor, last=end.last))
 
 
-def unpack_end(message: pb.Frame, round: int, step: int) -> StepEnd:
+def unpack_end(message: pb.Frame, round: int, step: int) -> EndFrame:
     """Check the first stage's word that an inner step is complete, which the stage before has passed on.
 
     Raises:
@@ -319,7 +319,7 @@ def unpack_end(message: pb.Frame, round: int, step: int) -> StepEnd:
     _check_step(message, "end", round, step)
     if not 0.0 < message.end.clip_factor <= 1.0:
         raise FormatError(f"end of round {round}, step {step}: no clip factor from 0 to 1")
-    return StepEnd(message.end.clip_factor, message.end.last)
+    return EndFrame(message.end.clip_factor, message.end.last)
 
 
 def _check_step(message: pb.Frame, kind: Literal["sums", "end"], round: int, step: int) -> None:

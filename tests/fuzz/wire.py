@@ -15,7 +15,7 @@ from protocol.codec import contribution as contributions
 from protocol.codec import snapshot as snapshots
 from protocol.codec.chunks import chunk_grid
 from protocol.codec.contribution import SparseTensor
-from protocol.codec.frames import BackwardFrame, ForwardFrame, FramePosition, FrameRules, StepEnd, StepSums
+from protocol.codec.frames import BackwardFrame, EndFrame, ForwardFrame, FramePosition, FrameRules, SumsFrame
 from protocol.errors import FormatError, ManifestError
 from protocol.identity import EMBEDDING, ContributionName, Part, RunId, stage_part
 from protocol.manifest import Manifest, check_manifest
@@ -161,16 +161,16 @@ def read_backward(data: bytes) -> FramePosition:
 (BACKWARD,) = frames.pack_frame(BackwardFrame(PLACE, bytes(RULES.activations.size)), RULES)
 
 
-SUMS = StepSums((4.0, 0.0), (0.5, 0.25), 6.5)
+SUMS = SumsFrame((4.0, 0.0), (0.5, 0.25), 6.5)
 
 
-def read_sums(data: bytes) -> StepSums:
+def read_sums(data: bytes) -> SumsFrame:
     sums = frames.unpack_sums(from_protobuf(pipeline_pb2.Frame, data), 2, 1, 2)
     assert math.isfinite(sum(sums.squared_norms) + sum(sums.passes) + sums.loss)
     return sums
 
 
-def read_end(data: bytes) -> StepEnd:
+def read_end(data: bytes) -> EndFrame:
     end = frames.unpack_end(from_protobuf(pipeline_pb2.Frame, data), 2, 1)
     assert 0.0 < end.clip_factor <= 1.0
     return end
@@ -252,7 +252,7 @@ WIRE = (
     Reader(
         "a step's end",
         read_end,
-        ((frames.pack_end(2, 1, StepEnd(0.5, True)).SerializeToString(), StepEnd(0.5, True)),),
+        ((frames.pack_end(2, 1, EndFrame(0.5, True)).SerializeToString(), EndFrame(0.5, True)),),
     ),
     Reader("comparison", read_comparison, ((comparison(), [[]]),)),
     Reader(

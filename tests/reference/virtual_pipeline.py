@@ -95,7 +95,7 @@ def play(
 
 
 @dataclass(frozen=True)
-class StepTaken:
+class Taken:
     """Stands among a stage's actions where it takes a step."""
 
     step: int
@@ -117,7 +117,7 @@ def play_round(
     seconds: Callable[[int, Action], float],
     latency: Callable[[], float],
     depth: int = 0,
-) -> tuple[float, list[list[Action | StepTaken]]]:
+) -> tuple[float, list[list[Action | Taken]]]:
     """A round of steps that overlap: how long it takes, and what each stage does.
 
     A pass takes `seconds(stage, action)`; frames are on their way for `latency()`, and come in the order in which they
@@ -134,7 +134,7 @@ def play_round(
     step, busy, done = [0] * stages, [False] * stages, [False] * stages
     from_before: list[list[Action | GoesOn]] = [[] for _ in range(stages)]
     from_behind: list[list[Action]] = [[] for _ in range(stages)]
-    actions: list[list[Action | StepTaken]] = [[] for _ in range(stages)]
+    actions: list[list[Action | Taken]] = [[] for _ in range(stages)]
     arrivals: dict[tuple[int, int], float] = {}
     events: list[tuple[float, int, Callable[[], None]]] = []
     now = 0.0
@@ -171,7 +171,7 @@ def play_round(
         if each.asks:
             hear(stage)
         if each.done and (ahead[stage] or hear(stage)):
-            actions[stage].append(StepTaken(step[stage]))
+            actions[stage].append(Taken(step[stage]))
             step[stage] += 1
             done[stage] = step[stage] == steps
             todo[stage] = schedule(stage, each.forwards - microbatches)

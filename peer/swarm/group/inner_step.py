@@ -30,12 +30,12 @@ from peer.torch_thread import TorchThread
 from protocol.clock import monotonic
 from protocol.codec.frames import (
     BackwardFrame,
+    EndFrame,
     ForwardFrame,
     FramePosition,
     FrameRules,
     Payload,
-    StepEnd,
-    StepSums,
+    SumsFrame,
     pack_end,
     pack_frame,
     pack_sums,
@@ -68,7 +68,7 @@ class StepTaken:
     """The outcome of an inner step. `sums` are of this stage and of those behind it. It took `seconds` from this
     stage's first pass until all of its gradients were in. `last`: the round's inner loop ends with it."""
 
-    sums: StepSums
+    sums: SumsFrame
     seconds: float
     last: bool
 
@@ -148,8 +148,8 @@ class StepInHand:
 
     def __init__(self, here: PipelineStage, round: int, step: int, source: Source | None) -> None:
         manifest, stage = here.trainer.manifest, here.trainer.index
-        self.here, self.round, self.step, self.source = here, round, step, source
-        self.manifest = manifest
+        self.here, self.manifest = here, manifest
+        self.round, self.step, self.source = round, step, source
         self.late = manifest.late(stage)
         """Microbatches of the next step that go forward in this one."""
         self.todo, n = self._schedule(), manifest.inner.microbatches
@@ -170,8 +170,8 @@ class StepInHand:
     async def take(self) -> StepTaken:
         """All microbatches forward and back, and the optimizer's step."""
         here, inner = self.here, self.manifest.inner
-        sums: StepSums | None = None
-        end: StepEnd | None = None
+        sums: SumsFrame | None = None
+        end: EndFrame | None = None
         if self.source is not None and here.batch is None:
             here.batch = await self.source.batch(0)
         begun, seconds = monotonic(), 0.0
@@ -203,33 +203,33 @@ class StepInHand:
 
     # What the stages tell each other
 
-    async def _sum_up(self) -> StepSums:
+    async def _sum_up(self) -> SumsFrame:
         """The gradients are in: tell the stage before, once the stages behind have told of theirs."""
         here, numbers = self.here, map(self.number, range(self.todo.microbatches))
         passes = max(median([here.seconds.pop(each) for each in numbers]), SHORTEST_SECONDS)
         squared_norm = await here.torch_thread.run(here.trainer.squared_norm)
         if self.behind is None:
-            sums = StepSums((squared_norm,), (passes,), sum(self.losses) / len(self.losses))
+            sums = SumsFrame((squared_norm,), (passes,), sum(self.losses) / len(self.losses))
         else:
-            behind: StepSums = await self._next_of(self.behind)
-            sums = StepSums((squared_norm, *behind.squared_norms), (passes, *behind.passes), behind.loss)
+            behind: SumsFrame = await self._next_of(self.behind)
+            sums = SumsFrame((squared_norm, *behind.squared_norms), (passes, *behind.passes), behind.loss)
         if here.upstream is not None:
             here.upstream.send(pack_sums(self.round, self.step, sums))
         return sums
 
-    async def _end(self, factor: float) -> StepEnd:
+    async def _end(self, factor: float) -> EndFrame:
         """Whether the round goes on: by the first stage's word, which is passed on. `factor` is the clip factor, where
         this is the first stage."""
         if self.before is None:
             assert self.source is not None
-            end = StepEnd(factor, self.source.ends())
+            end = EndFrame(factor, self.source.ends())
         else:
             end = await self._next_of(self.before)
         if self.here.downstream is not None:
             self.here.downstream.send(pack_end(self.round, self.step, end))
         return end
 
-    async def _go_on(self, end: StepEnd) -> None:
+    async def _go_on(self, end: EndFrame) -> None:
         """With the first microbatches of the next step, if there is one."""
         self.todo.more = 0 if end.last else self.late
         if end.last:
@@ -242,9 +242,14 @@ class StepInHand:
 
     async def _next_of(self, incoming: Incoming) -> Any:
         """What a neighbour sends next, once it is here."""
-        self.here.waiting = incoming.link
-        try:
+        with self._waiting_for(incoming.link):
             return await incoming.next()
+
+    @contextmanager
+    def _waiting_for(self, link: Link | None) -> Iterator[None]:
+        self.here.waiting = link
+        try:
+            yield
         finally:
             self.here.waiting = None
 
@@ -261,11 +266,9 @@ class StepInHand:
                 with self._timed(microbatch):
                     await self.here.torch_thread.run(self.here.trainer.weight_gradients, self.number(microbatch))
             case None:
-                self.here.waiting = self.here.upstream if isinstance(self.todo.due, Forward) else self.here.downstream
-                try:
+                upstream = isinstance(self.todo.due, Forward)
+                with self._waiting_for(self.here.upstream if upstream else self.here.downstream):
                     await wait_for_any(self.before, self.behind)
-                finally:
-                    self.here.waiting = None
 
     async def _forward(self, microbatch: int) -> None:
         """One forward pass, whose outcome is sent on; at the last stage it is the loss."""

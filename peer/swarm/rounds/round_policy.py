@@ -6,7 +6,7 @@ from collections.abc import Collection, Container, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from peer.swarm.roles import authors
+from peer.swarm.roles import authors, may_lead
 from protocol.identity import Part, PeerId
 from protocol.trust.records import PeerRecord, Peers
 
@@ -191,9 +191,9 @@ def may_be_led(others: Peers, me: PeerRecord, applied_in: int, contributed: Cont
     members were all lost in the round's last step has nothing to it then, and would wait for ever. One honest leader
     that is still in the round says so; and what comes late all the same counts as ever.
     """
-    leaders = [peer for peer in others if peer.role == "datacenter" or (peer.role == "volunteer" and peer.stage == 0)]
-    if me.role == "datacenter" or (me.role == "volunteer" and me.stage == 0):
+    if may_lead(me):
         return True
+    leaders = [peer for peer in others if may_lead(peer)]
     past = all(peer.round >= applied_in for peer in leaders)
     return not (past and any(peer.peer_id in contributed for peer in leaders))
 

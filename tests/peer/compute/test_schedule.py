@@ -18,7 +18,7 @@ from peer.compute.schedule import (
     split_depth,
 )
 from protocol.codec.frames import MOST_IN_FLIGHT
-from tests.reference.virtual_pipeline import StepTaken, play, play_round
+from tests.reference.virtual_pipeline import Taken, play, play_round
 
 ROOM = 10_000
 pipelines = st.tuples(st.integers(1, 5), st.integers(1, 12))
@@ -168,7 +168,7 @@ def test_with_overlap_as_many_passes_are_late_as_is_agreed_whatever_the_links_do
         assert [each.microbatch for each in of if isinstance(each, Forward)] == [*everything]
         assert [each.microbatch for each in of if isinstance(each, Backward)] == [*everything]
         for step in range(steps):
-            taken = of.index(StepTaken(step))
+            taken = of.index(Taken(step))
             forward = sum(isinstance(each, Forward) for each in of[:taken])
             backward = sum(isinstance(each, Backward) for each in of[:taken])
             early = overlap * (stages - 1 - stage) if step + 1 < steps else 0

@@ -1,6 +1,6 @@
 """Reading the swarm off its records."""
 
-from peer.swarm.roles import all_at, authors, free, heirs, replicas
+from peer.swarm.roles import all_at, authors, free, heirs, may_lead, replicas
 from protocol.identity import EMBEDDING, PeerId, stage_part
 from protocol.trust.records import PeerRecord
 
@@ -21,6 +21,10 @@ SWARM = (LEADER, MEMBER, DATACENTER, OBSERVER, LONELY)
 
 def test_a_replica_is_known_by_its_leader():
     assert replicas(SWARM) == {"a", "d"}
+
+
+def test_datacenters_and_volunteers_of_the_first_stage_may_lead():
+    assert [peer for peer in SWARM if may_lead(peer)] == [LEADER, DATACENTER]
 
 
 def test_each_replica_has_one_author_of_each_part():

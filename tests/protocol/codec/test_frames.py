@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from protocol.codec.frames import (
     LARGEST,
     BackwardFrame,
+    EndFrame,
     ForwardFrame,
     FramePosition,
     FrameRules,
     Payload,
-    StepEnd,
-    StepSums,
+    SumsFrame,
     pack_end,
     pack_frame,
     pack_sums,
@@ -193,30 +193,30 @@ def test_a_manifest_names_both_formats_or_one(given: str):
     assert (mixed.activations.wire, mixed.gradients.wire) == ("bf16", given)
 
 
-SUMS = StepSums((4.0, 9.0, 0.0), (0.5, 0.0, 0.25), 6.5)
+SUMS = SumsFrame((4.0, 9.0, 0.0), (0.5, 0.0, 0.25), 6.5)
 
 
 def test_what_stages_tell_of_a_step_round_trips():
     assert unpack_sums(pack_sums(2, 0, SUMS), 2, 0, 3) == SUMS
-    for end in (StepEnd(0.25, False), StepEnd(1.0, True)):
+    for end in (EndFrame(0.25, False), EndFrame(1.0, True)):
         assert unpack_end(pack_end(2, 0, end), 2, 0) == end
 
 
 @pytest.mark.parametrize(
     ("message", "words"),
     [
-        (pack_end(2, 0, StepEnd(1.0, False)), "expected the sums of round 2, step 0, got end"),
+        (pack_end(2, 0, EndFrame(1.0, False)), "expected the sums of round 2, step 0, got end"),
         (pb.Frame(), "got None"),
         (pack_sums(2, 1, SUMS), "got that of 2, 1"),
         (pack_sums(1, 0, SUMS), "got that of 1, 0"),
-        (pack_sums(2, 0, StepSums((4.0, 9.0), (0.5, 0.0), 6.5)), "2 norms and 2 times, of 3 stages"),
-        (pack_sums(2, 0, StepSums((4.0, 9.0, 1.0), (0.5, 0.0), 6.5)), "3 norms and 2 times"),
-        (pack_sums(2, 0, StepSums((4.0, -9.0, 1.0), SUMS.passes, 6.5)), "no numbers"),
-        (pack_sums(2, 0, StepSums((4.0, float("nan"), 1.0), SUMS.passes, 6.5)), "no numbers"),
-        (pack_sums(2, 0, StepSums((4.0, 1e81, 1.0), SUMS.passes, 6.5)), "no numbers"),
-        (pack_sums(2, 0, StepSums(SUMS.squared_norms, SUMS.passes, float("inf"))), "no numbers"),
-        (pack_sums(2, 0, StepSums(SUMS.squared_norms, (0.5, -1.0, 0.0), 6.5)), "no time there is"),
-        (pack_sums(2, 0, StepSums(SUMS.squared_norms, (0.5, float("inf"), 0.0), 6.5)), "no time there is"),
+        (pack_sums(2, 0, SumsFrame((4.0, 9.0), (0.5, 0.0), 6.5)), "2 norms and 2 times, of 3 stages"),
+        (pack_sums(2, 0, SumsFrame((4.0, 9.0, 1.0), (0.5, 0.0), 6.5)), "3 norms and 2 times"),
+        (pack_sums(2, 0, SumsFrame((4.0, -9.0, 1.0), SUMS.passes, 6.5)), "no numbers"),
+        (pack_sums(2, 0, SumsFrame((4.0, float("nan"), 1.0), SUMS.passes, 6.5)), "no numbers"),
+        (pack_sums(2, 0, SumsFrame((4.0, 1e81, 1.0), SUMS.passes, 6.5)), "no numbers"),
+        (pack_sums(2, 0, SumsFrame(SUMS.squared_norms, SUMS.passes, float("inf"))), "no numbers"),
+        (pack_sums(2, 0, SumsFrame(SUMS.squared_norms, (0.5, -1.0, 0.0), 6.5)), "no time there is"),
+        (pack_sums(2, 0, SumsFrame(SUMS.squared_norms, (0.5, float("inf"), 0.0), 6.5)), "no time there is"),
     ],
 )
 def test_sums_that_cannot_be_are_refused(message: pb.Frame, words: str):
@@ -228,11 +228,11 @@ def test_sums_that_cannot_be_are_refused(message: pb.Frame, words: str):
     ("message", "words"),
     [
         (pack_sums(2, 0, SUMS), "expected the end of round 2, step 0, got sums"),
-        (pack_end(2, 1, StepEnd(1.0, False)), "got that of 2, 1"),
-        (pack_end(3, 0, StepEnd(1.0, False)), "got that of 3, 0"),
-        (pack_end(2, 0, StepEnd(0.0, False)), "no clip factor"),
-        (pack_end(2, 0, StepEnd(1.5, False)), "no clip factor"),
-        (pack_end(2, 0, StepEnd(float("nan"), False)), "no clip factor"),
+        (pack_end(2, 1, EndFrame(1.0, False)), "got that of 2, 1"),
+        (pack_end(3, 0, EndFrame(1.0, False)), "got that of 3, 0"),
+        (pack_end(2, 0, EndFrame(0.0, False)), "no clip factor"),
+        (pack_end(2, 0, EndFrame(1.5, False)), "no clip factor"),
+        (pack_end(2, 0, EndFrame(float("nan"), False)), "no clip factor"),
     ],
 )
 def test_an_end_that_cannot_be_is_refused(message: pb.Frame, words: str):
