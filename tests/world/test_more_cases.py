@@ -7,7 +7,9 @@ from peer import pausing
 from peer.telemetry.decisions import EndedEarly, NotCounted
 from peer.telemetry.events import (
     Contributed,
+    Event,
     Finished,
+    GroupBroken,
     HandedOver,
     Inherited,
     Joined,
@@ -104,6 +106,24 @@ def test_a_replica_that_is_far_too_slow_is_not_waited_for_and_contributes_what_i
     assert {each.round: each.steps for each in told(center, Contributed) if each.steps < 20} == early
     for owner in peers:
         assert all(each.seconds < 60 for each in told(owner, RoundDone, lambda each: each.round > 1))
+
+
+def test_a_member_whose_leader_fails_as_it_contributes_is_free_for_the_next_one(world: MakeWorld):
+    """The leader's disk is full when it has taken a round's last step, and has told its member so. The member of this
+    only group has contributed, and waits for others; nobody else can make the contribution that it waits for."""
+    run = world(outer={"rounds": 4})
+    peers = group(run)
+
+    def takes_the_last_step(name: str, event: Event) -> bool:
+        return name == "stage-0" and isinstance(event, StepDone) and (event.round, event.step) == (2, 3)
+
+    run.when(takes_the_last_step, lambda: run.fill(peers[0]))
+    assert run.run_until(lambda: peers[0].process is None, 60)
+    assert {each.round for each in told(peers[1], Contributed)} == {1, 2}
+    run.disk.full.discard(peers[0].folder)
+    run.start(peers[0])
+    all_end_well(run, *peers)
+    assert told(peers[1], GroupBroken, lambda each: "has not contributed to round 2" in each.reason)
 
 
 def test_who_leaves_hands_over_to_a_spare_and_once(world: MakeWorld):

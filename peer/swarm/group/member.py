@@ -89,7 +89,7 @@ class Member:
                 case "end":
                     if order.end.round > rounds:
                         raise reports.breach(f"ended round {order.end.round} of {rounds}")
-                    await self._finish_before(order.end.round + 1)
+                    await self._finish_before(order.end.round + 1, reports)
                     reports.send(pb.Report(round_end=pb.RoundEnd(round=order.end.round)))
                 case kind:
                     raise reports.breach(f"ordered {kind} where nothing of the kind was due")
@@ -156,7 +156,7 @@ class Member:
             raise reports.breach(f"began with d / k = {order.compression}, which this run does not have")
         if order.round > outer.manifest.outer.rounds or order.step > outer.manifest.inner.steps:
             raise reports.breach(f"began round {order.round} at step {order.step}, which are none of this run")
-        await self._finish_before(order.round)
+        await self._finish_before(order.round, reports)
         if outer.clock > order.round:
             reports.send(pb.Report(ready=pb.Ready(attempt=order.attempt, round=outer.clock)))
             return
@@ -177,16 +177,24 @@ class Member:
         ready = pb.Ready(attempt=order.attempt, embedding_digest=digest, round=order.round, step=self.here.steps)
         reports.send(pb.Report(ready=ready))
 
-    async def _finish_before(self, round: int) -> None:
+    async def _finish_before(self, round: int, reports: Reports) -> None:
         """Finish all rounds before this one.
 
         Raises:
             LeavingError: this peer is asked to go, or the run is over, before that.
+            LostMemberError: the leader is gone, and has not contributed: another may need this peer for that.
         """
-        while self.here.outer.clock < round and not self.here.outer.finished:
-            if self.here.outer.over or self.here.outer.leaving:
+        outer, embedding = self.here.outer, self.here.outer.followed.parts[EMBEDDING]
+
+        def is_lost() -> bool:
+            return reports.ended and reports.peer not in embedding.ledger.accepted.get(outer.clock, {})
+
+        while outer.clock < round and not outer.finished:
+            if outer.over or outer.leaving:
                 raise LeavingError("this peer leaves")
-            await self.here.finish()
+            if is_lost():
+                raise LostMemberError(f"{reports.with_whom} is gone, and has not contributed to round {outer.clock}")
+            await self.here.finish(is_lost)
 
     async def _start_over(self, embedding_digest: str, leader: PeerId) -> None:
         """To be loaded anew, from the token embedding that the leader has. What this stage has done from another is
