@@ -13,6 +13,9 @@ MOST_STAGES = 128
 MOST_OVERLAP = 4
 """Of `inner.overlap`: more than this many microbatches a stage are not let into flight (`protocol.codec.frames`)."""
 
+MOST_UNEVEN = 16
+"""Of `inner.most_steps`: so many times H at most. Who lies about its steps counts as much more than others."""
+
 MOST_GATHER_SECONDS = 30 * 86400.0
 
 BOUNDARY_PRESETS: dict[str, dict[str, Any]] = {
@@ -133,6 +136,12 @@ class Inner(Section):
     """The inner loop: AdamW with warm-up and cosine (paper, Table 9), or Muon for the matrices of the layers."""
 
     steps: int = Field(50, ge=1, lt=2**31, description="H: inner steps in a round")
+    most_steps: int = Field(
+        0,
+        ge=0,
+        lt=2**31,
+        description="inner steps that a quick replica may take in a round while slower ones take H; 0: H, as all do",
+    )
     sequences: int = Field(32, ge=1, lt=2**31, description="sequences of one replica in one inner step")
     microbatch: int = Field(4, ge=1, lt=2**31, description="sequences in one microbatch")
     overlap: int = Field(
@@ -157,6 +166,15 @@ class Inner(Section):
     clip: float = Field(1.0, gt=0, description="global gradient norm over all stages of a replica")
 
     @model_validator(mode="after")
+    def most_steps_are_not_too_many(self) -> "Inner":
+        if self.most_steps and not self.steps <= self.most_steps <= MOST_UNEVEN * self.steps:
+            raise ValueError(
+                f"most_steps = {self.most_steps} with steps = {self.steps}; give {self.steps} to "
+                f"{MOST_UNEVEN * self.steps}, or leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def subspace_steps_are_muons(self) -> "Inner":
         if self.subspace_steps and self.optimizer != "muon":
             raise ValueError('subspace_steps = true is for optimizer = "muon"')
@@ -164,7 +182,12 @@ class Inner(Section):
 
     @model_serializer(mode="wrap")
     def leave_out_the_usual(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_usual(self, dump, "overlap", "optimizer", "subspace_steps")
+        return without_usual(self, dump, "most_steps", "overlap", "optimizer", "subspace_steps")
+
+    @property
+    def steps_at_most(self) -> int:
+        """The number of inner steps that a replica may take in a round."""
+        return self.most_steps or self.steps
 
     @property
     def microbatches(self) -> int:
@@ -191,6 +214,10 @@ class Outer(Section):
     learning_rate: float = Field(1.0, gt=0, le=16, description="η of the first round")
     final_learning_rate: float = Field(1.0, ge=0, le=1, description="η of the last round, as a share of the first's")
     aggregate: Literal["all", "senders"] = "all"
+    weights: Literal["equal", "steps"] = Field(
+        "equal",
+        description="how often a contribution counts in the mean; steps: as often as its author took inner steps",
+    )
     clip: Literal["none", "median"] = Field("none", description="cut contributions to the medians of the round's set")
     values: Codec = "2bit"
     overlap: bool = Field(False, description="go on at once; contributions are applied one boundary later")
@@ -210,6 +237,12 @@ class Outer(Section):
         return self
 
     @model_validator(mode="after")
+    def medians_are_of_equals(self) -> "Outer":
+        if self.clip == "median" and self.weights != "equal":
+            raise ValueError('clip = "median" knows no weights; give weights = "equal"')
+        return self
+
+    @model_validator(mode="after")
     def grace_fits_overlap(self) -> "Outer":
         """With overlap the others may be a round ahead of whoever still makes its contribution to this one: with less
         grace it would be too late for everybody, and where that meets most of them, all would wait for contributions
@@ -220,7 +253,7 @@ class Outer(Section):
 
     @model_serializer(mode="wrap")
     def leave_out_the_usual(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_usual(self, dump, "final_learning_rate")
+        return without_usual(self, dump, "final_learning_rate", "weights")
 
     @property
     def delay(self) -> int:

@@ -171,7 +171,7 @@ class Fold:
             case ContributionOut():
                 peer.contributed = max(peer.contributed, min(told.round, self.manifest.outer.rounds))
                 if entry is not None and peer.trains:
-                    entry.contributed.setdefault(peer.id, (min(told.steps, self.manifest.inner.steps), at))
+                    entry.contributed.setdefault(peer.id, (min(told.steps, self.manifest.inner.steps_at_most), at))
                 return
             case EndedShort():
                 if entry is not None and peer.trains:
@@ -200,7 +200,7 @@ class Fold:
         entry.outer_bytes += told.outer_bytes
         entry.uncompressed_bytes += int(told.pipeline_bytes * ratio + told.outer_bytes * outer_ratio(manifest))
         if peer.trains and peer.counts_tokens:
-            entry.tokens[peer.id] = min(told.tokens, manifest.tokens_per_step * manifest.inner.steps)
+            entry.tokens[peer.id] = min(told.tokens, manifest.tokens_per_step * manifest.inner.steps_at_most)
             self.tokens += entry.tokens[peer.id]
 
     def _compression(self, peer: Peer) -> int:
@@ -319,7 +319,7 @@ class Fold:
     def _tokens_in_progress(self) -> int:
         """Of rounds whose end has not been told."""
         return self.manifest.tokens_per_step * sum(
-            min(steps, self.manifest.inner.steps)
+            min(steps, self.manifest.inner.steps_at_most)
             for entry in self.rounds.values()
             if entry.round > self.finished
             for peer, steps in entry.stepped.items()

@@ -23,8 +23,8 @@ class Replica(Protocol):
     def warm_up(self) -> None:
         """Let what is compiled at its first use be compiled now. It is loaded, and stays so."""
 
-    def inner_step(self, batch_SM: Tensor, step: int) -> float:
-        """One inner step on `batch_SM` [sequences, L + 1], number `step` of the run; its mean loss."""
+    def inner_step(self, batch_SM: Tensor, step: float) -> float:
+        """One inner step on `batch_SM` [sequences, L + 1], at place `step` of the run; its mean loss."""
 
     def moved(self) -> Mapping[Part, Mapping[str, Tensor]]:
         """Δ of every part of the model, on the CPU; to be used before the weights change again."""
@@ -77,8 +77,8 @@ class WholeReplica:
             for stage in self.stages:
                 stage.abandon()
 
-    def inner_step(self, batch_SM: Tensor, step: int) -> float:
-        """One inner step on `batch_SM` [sequences, L + 1]; `step` counts from 0 over the run.
+    def inner_step(self, batch_SM: Tensor, step: float) -> float:
+        """One inner step on `batch_SM` [sequences, L + 1], at place `step` of the run (`peer.optim.inner`).
 
         Returns the mean loss over the microbatches, in nats per token.
         """

@@ -139,9 +139,9 @@ class Shard:
             for whole in self.whole:
                 whole.grad = None
 
-    def step(self, batch_SM: Tensor, step: int) -> float:
+    def step(self, batch_SM: Tensor, step: float) -> float:
         """One inner step, of which this process has the sequences `batch_SM` [S / N, L + 1]; the mean loss over all
-        processes, in nats per token. `step` counts from 0 over the run.
+        processes, in nats per token. `step` is its place in the run.
 
         Raises:
             DivergedError: the gradient is not a number; at all processes.

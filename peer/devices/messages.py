@@ -115,7 +115,7 @@ class Order:
 
     do: Do
     layout: TensorLayout = field(default_factory=dict)
-    step: int = 0
+    step: FiniteFloat = 0.0
     begin: Begin | None = None
 
 

@@ -118,9 +118,9 @@ class ShardedReplica:
         if self.split.arithmetic.compiled:
             self._tell("warm_up")
 
-    def inner_step(self, batch_SM: Tensor, step: int) -> float:
-        """One inner step on `batch_SM` [sequences, L + 1]; `step` counts from 0 over the run. The mean loss, in nats
-        per token. Raises as `load` does, and:
+    def inner_step(self, batch_SM: Tensor, step: float) -> float:
+        """One inner step on `batch_SM` [sequences, L + 1], at place `step` of the run. The mean loss, in nats per
+        token. Raises as `load` does, and:
 
         Raises:
             DivergedError: the gradient is not a number.
@@ -202,7 +202,7 @@ class ShardedReplica:
                     tensor.copy_(self.moments[name])
                 self._tell("load_moments", parcel)
 
-    def _tell(self, do: Do, parcel: Parcel | None = None, step: int = 0) -> list[Answer]:
+    def _tell(self, do: Do, parcel: Parcel | None = None, step: float = 0.0) -> list[Answer]:
         if self.crew is None or (do in ("step", "weights", "moments") and not self.loaded):
             raise LostMemberError("the processes that compute have been started again")
         try:

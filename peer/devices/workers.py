@@ -130,7 +130,7 @@ class Crew:
                 self.stop()
         return self.give(Order("begin", begin=self.begin), None)
 
-    def tell(self, do: Do, parcel: Parcel | None = None, step: int = 0) -> list[Answer]:
+    def tell(self, do: Do, parcel: Parcel | None = None, step: float = 0.0) -> list[Answer]:
         """Let all do something with these tensors, or write into them; what they answer, by rank.
 
         Raises:

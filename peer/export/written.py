@@ -259,4 +259,4 @@ def rounds_of(history: History, author: PeerId) -> int:
 def tokens_at_most(collected: Collected) -> int:
     """Tokens behind what stage 0 was contributed, had every replica done all steps of its rounds."""
     manifest = collected.descriptor.manifest
-    return collected.counted[stage_part(0)].total() * manifest.inner.steps * manifest.tokens_per_step
+    return collected.counted[stage_part(0)].total() * manifest.inner.steps_at_most * manifest.tokens_per_step

@@ -19,7 +19,7 @@ from peer.lab.switches import Switches
 from peer.model.embedding import FactoredEmbedding
 from peer.optim import inner
 from peer.optim.grid import to_float, to_int32, to_units
-from peer.optim.outer import FACTOR_ONE, OuterState, by_steps, equally, eta
+from peer.optim.outer import FACTOR_ONE, OuterState, eta
 from peer.telemetry.events import Listener, StepDone
 from protocol.codec import rice
 from protocol.codec.bitstream import Int32Array
@@ -112,10 +112,6 @@ def chunks(grid: ChunkGrid) -> list[tuple[int, int]]:
     return [(grid.size, grid.k)] * grid.full + [(grid.tail, grid.tail_k)] * bool(grid.tail)
 
 
-WEIGHTS = {"equal": equally, "steps": by_steps}
-"""How often each contribution counts."""
-
-
 class Method(Protocol):
     """`sent_bytes`: what all replicas together have published so far."""
 
@@ -162,7 +158,7 @@ class SparseLoCo:
         for due in self.manifest.outer.applied(round):
             for part, contributions in self.waiting.pop(due).items():
                 working = [each for each in contributions if each.steps]
-                bench.replicas[0].outer[part].replace([], working, WEIGHTS[self.switches.weights])
+                bench.replicas[0].outer[part].replace([], working)
                 counts[part] += len(working)
         return counts
 

@@ -259,21 +259,3 @@ def absences(speeds: Sequence[Sequence[float]], microbatches: int, often: float,
                     back = float(begins) + AWAY * whole
                     found.append(Absence(stage, member, float(begins), back))
     return found
-
-
-def inner_steps(total: int, speeds: Sequence[int]) -> list[int]:
-    """How many of `total` inner steps each replica takes where all take as long: in proportion to its speed, at least
-    one, and `total` in all.
-
-    Raises:
-        ValueError: they are too few for one each.
-    """
-    if total < len(speeds):
-        raise ValueError(f"{total} inner steps are too few for {len(speeds)} replicas")
-    exact = [total * speed / sum(speeds) for speed in speeds]
-    steps = [max(1, math.floor(each)) for each in exact]
-    while sum(steps) < total:
-        steps[max(range(len(steps)), key=lambda i: exact[i] - steps[i])] += 1
-    while sum(steps) > total:
-        steps[max(range(len(steps)), key=lambda i: steps[i] - exact[i] if steps[i] > 1 else -math.inf)] -= 1
-    return steps

@@ -24,6 +24,7 @@ from peer.data.text import open_text
 from peer.lab.boundaries import Coder, GroupBoundaries
 from peer.lab.methods import DiLoCo, Method, PerStep, SparseLoCo, method
 from peer.lab.replicas import Bench, Workshop
+from peer.lab.shares import Shares
 from peer.lab.switches import Switches
 from peer.model.first_weights import read_basis, read_part
 from peer.optim.grid import digest, to_float
@@ -53,9 +54,11 @@ class Lab:
         device: torch.device,
         switches: Switches | None = None,
         fast: bool = False,
+        taken: Mapping[tuple[int, int], int] | None = None,
     ) -> "Lab":
         """Set up from a run's files. `fast`, for a GPU, is not bit by bit what a swarm computes: all replicas of a kind
-        train at once, and layers are compiled where they cannot."""
+        train at once, and layers are compiled where they cannot. `taken` are the inner steps that replicas took in a
+        swarm whose run is played again, by round and slot, where its manifest lets them differ."""
         manifest, switches = descriptor.manifest, switches or Switches()
         basis = read_basis(directory, manifest)
         grids = {part: read_part(directory, manifest, part) for part in model_layout(manifest)}
@@ -68,7 +71,7 @@ class Lab:
         if fast and not workshop.stacks:
             workshop.compile()
             evaluator.compile()
-        bench = Bench(manifest, grids, workshop, replicas, tokens)
+        bench = Bench(manifest, grids, workshop, replicas, tokens, Shares(manifest, switches.shares, taken or {}))
         return Lab(bench, evaluator, method(manifest, switches, descriptor.run_id))
 
     def run(self, emit: Listener) -> None:
@@ -89,7 +92,7 @@ class Lab:
             RoundDone(
                 round=round,
                 seconds=time.monotonic() - started,
-                tokens=manifest.tokens_per_step * manifest.inner.steps * len(bench.replicas),
+                tokens=manifest.tokens_per_step * sum(bench.shares.steps(round, each.slot) for each in bench.replicas),
                 contributions={str(part): count for part, count in counts.items()},
                 digests={part: digest(grid) for part, grid in bench.grids.items()},
                 pipeline_sent=0,

@@ -19,16 +19,17 @@ from peer.compute.arithmetic import Arithmetic
 from peer.compute.design import Design, Kind
 from peer.compute.replica import WholeReplica
 from peer.compute.trainer import StageTrainer
-from peer.data.batches import batch, in_turn
+from peer.data.batches import batch
 from peer.data.text import Text
 from peer.lab.boundaries import GroupBoundaries
 from peer.lab.late import ClipFactors, LateGradients, OverlappingSteps
-from peer.lab.paths import absences, inner_steps, schedule
+from peer.lab.paths import absences, schedule
 from peer.lab.pool import PoolRound
+from peer.lab.shares import Shares
 from peer.lab.stacked import StackedClip, StackedReplica, stackable
 from peer.lab.switches import Switches
 from peer.model.embedding import DenseEmbedding, Embedding, FactoredEmbedding, require_shape, split
-from peer.optim.inner import AdamW
+from peer.optim.inner import AdamW, place_in_run
 from peer.optim.outer import OuterState
 from peer.telemetry.events import Listener, StepDone
 from protocol.identity import EMBEDDING, Part, PeerId, stage_part
@@ -311,6 +312,7 @@ class Bench:
     workshop: Workshop
     replicas: list[LabReplica]
     tokens: Text
+    shares: Shares
     lateness: list[int] = field(default_factory=list)
     """By how many steps each gradient of a pool was late in the last round."""
 
@@ -333,13 +335,13 @@ class Bench:
         the replica's speed."""
         whole, workshop = self.workshop.seat(replica), self.workshop
         whole.load(self.grids, ahead)
-        chunks = self.chunks(round, replica.slot)
+        chunks = self.shares.chunks(round, replica.slot)
         loop = workshop.inner_loop(replica.kind, whole)
-        first, pace = (round - 1) * self.manifest.inner.steps, self.manifest.inner.steps / len(chunks)
-        for step, chunk in enumerate(chunks):
-            loss = loop.step(self.read(chunk), first + step * pace)
+        places = [place_in_run(self.manifest, round, step, len(chunks)) for step in range(len(chunks))]
+        for step, (chunk, place) in enumerate(zip(chunks, places, strict=True)):
+            loss = loop.step(self.read(chunk), place)
             emit(StepDone(round, step, loss, self.manifest.tokens_per_step))
-        loop.finish(first + (len(chunks) - 1) * pace)
+        loop.finish(places[-1])
         return len(chunks)
 
     def _stacked_round(self, kind: Kind, stack: StackedReplica, round: int, emit: Listener) -> Iterator[Trained]:
@@ -357,20 +359,13 @@ class Bench:
             moved = stack.give(place).moved()
             yield Trained(replica, moved, dict.fromkeys(moved, self.manifest.inner.steps))
 
-    def chunks(self, round: int, slot: int) -> range:
-        """Which chunks of the text a replica reads in a round, one for each inner step."""
-        total, speeds = self.manifest.replicas.total, self.workshop.switches.shares
-        steps = inner_steps(total * self.manifest.inner.steps, speeds or [1] * total)
-        first = in_turn(self.manifest, round, 0, 0) + sum(steps[:slot])
-        return range(first, first + steps[slot])
-
     def read(self, chunk: int) -> Tensor:
         """A chunk: [sequences, L + 1]."""
         return torch.from_numpy(batch(self.tokens, self.manifest, chunk))
 
     def batch(self, round: int, step: int, slot: int) -> Tensor:
-        """What a replica reads in an inner step where all take H of them: [sequences, L + 1]."""
-        return self.read(in_turn(self.manifest, round, step, slot))
+        """What a replica reads in an inner step: [sequences, L + 1]."""
+        return self.read(self.shares.chunks(round, slot)[step])
 
     def _pool_round(self, round: int, ahead: Callable[[LabReplica], Grids], emit: Listener) -> list[Trained]:
         """A round of the groups' members, who take microbatches from each other as their speeds are."""
@@ -379,7 +374,7 @@ class Bench:
         for replica, whole in zip(members, wholes, strict=True):
             self.workshop.seat(replica)
             whole.load(self.grids, ahead(replica))
-        chunks = range(self.chunks(round, 0).start, self.chunks(round, len(wholes) - 1).stop)
+        chunks = [chunk for slot in range(len(wholes)) for chunk in self.shares.chunks(round, slot)]
         speeds = self.workshop.switches.shares[: len(wholes)] or [1] * len(wholes)
         total = len(chunks) * manifest.inner.microbatches
         drawn = (each for chunk in chunks for each in self.read(chunk).split(manifest.inner.microbatch))

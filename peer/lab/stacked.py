@@ -47,7 +47,7 @@ def stackable(manifest: Manifest, switches: Switches) -> bool:
         precision=switches.precision,
     )
     overlaps = manifest.outer.overlap or manifest.inner.overlap
-    return switches == plain and not overlaps and manifest.model.d <= WIDEST
+    return switches == plain and not overlaps and not manifest.inner.most_steps and manifest.model.d <= WIDEST
 
 
 class StackedLinear(nn.Module):

@@ -23,7 +23,6 @@ NOT_OF_GROUPS = {
     "paths",
     "link",
     "churn",
-    "weights",
     "values",
     "indices",
     "precision",
@@ -70,9 +69,6 @@ class Switches(Section):
         ge=0,
         le=10,
         description="of loose paths: how often a member goes away in a round, each time for a tenth of it",
-    )
-    weights: Literal["equal", "steps"] = Field(
-        "equal", description="in the mean over replicas; steps: as many as each has taken"
     )
     values: Literal["manifest", "exact", "sign", "statistical"] = Field(
         "manifest", description="quantizer of contributions; manifest: outer.values"
@@ -129,8 +125,7 @@ class Switches(Section):
             "link and churn are of paths = loose": self.paths == "chains" and (self.link > 0 or self.churn > 0),
             "paths = loose puts nothing back into the subspace after a step": self.paths == "loose"
             and (self.embedding == "project" or self.weight_projection),
-            "paths and weights are SparseLoCo's": self.method != "sparseloco"
-            and (self.paths != "chains" or self.weights != "equal"),
+            "paths are SparseLoCo's": self.method != "sparseloco" and self.paths != "chains",
             "values are SparseLoCo's": self.values != "manifest" and self.method != "sparseloco",
         }
         for rule, broken in rules.items():
@@ -171,10 +166,12 @@ def switches(table: dict[str, Any], manifest: Manifest, source: str) -> Switches
         raise ManifestError(f"{source}: lab.method: {found.method} knows no outer.overlap")
     if manifest.outer.clip != "none" and found.method != "sparseloco":
         raise ManifestError(f"{source}: lab.method: {found.method} knows no outer.clip")
+    if manifest.outer.weights != "equal" and found.method != "sparseloco":
+        raise ManifestError(f"{source}: lab.method: {found.method} knows no outer.weights")
+    if manifest.inner.most_steps and (found.method != "sparseloco" or found.paths == "loose"):
+        raise ManifestError(f"{source}: lab.method and lab.paths: inner.most_steps goes with none of theirs")
     if len(found.shares) not in (0, manifest.replicas.total):
         raise ManifestError(f"{source}: lab.speeds: {len(found.shares)} speeds for {manifest.replicas.total} replicas")
-    if found.weights != "equal" and manifest.outer.clip != "none":
-        raise ManifestError(f"{source}: lab.weights: outer.clip knows no weights")
     if not manifest.replicas.groups:
         return found.without_groups.model_copy(update={"paths": "chains", "link": 0.0, "churn": 0.0})
     if not manifest.compressed:

@@ -50,14 +50,15 @@ def _spread(manifest: Manifest, tensor: str) -> float:
 def largest_value(manifest: Manifest, tensor: str, shape: Shape, round: int) -> int:
     """The largest magnitude, in units of 2⁻²⁶, of a tensor in an honest contribution of a round.
 
-    One round moves a weight by at most H · α · (s + λ · 32), α the highest rate so far and s the largest step; the
-    error feedback holds at most min(t, 1 / (1 − β)) of it, and as much again that was put back.
+    One round of n steps, H or `inner.most_steps`, moves a weight by at most n · α · (s + λ · 32), α the highest rate so
+    far and s the largest step; the error feedback holds at most min(t, 1 / (1 − β)) of it, and as much again that was
+    put back.
     """
     inner, beta = manifest.inner, manifest.outer.beta
     steps = round * inner.steps
     rate = learning_rate(manifest, min(steps, max(1, inner.warmup)) - 1)
     decay = inner.weight_decay * LARGEST_WEIGHT * _spread(manifest, tensor)
-    moved = inner.steps * rate * (largest_step(manifest, tensor, shape) + decay)
+    moved = inner.steps_at_most * rate * (largest_step(manifest, tensor, shape) + decay)
     rounds = float(round) if beta == 1 else min(round, 1 / (1 - beta))
     return min(2**31 - 1, math.ceil(2 * moved * rounds * UNITS_PER_ONE))
 
@@ -89,7 +90,7 @@ def check_moments(tensors: Mapping[str, Tensor], shapes: Mapping[str, Shape], ma
         if tensors[key].dtype != torch.float32 or tuple(tensors[key].shape) != shape:
             raise FormatError(f"the optimizer's {key} is not float32 of shape {shape}")
     fast, slow = manifest.inner.betas
-    total = manifest.outer.rounds * manifest.inner.steps
+    total = manifest.outer.rounds * manifest.inner.steps_at_most
     for parameter in {key.rpartition(".")[0] for key in shapes}:
         step = tensors[f"{parameter}.step"].item()
         if not (1 <= step <= total and step == int(step)):

@@ -107,8 +107,14 @@ def resized(tensor: Tensor, columns: int) -> Tensor:
     return nn.functional.pad(tensor, (0, columns - tensor.shape[1]))
 
 
+def place_in_run(manifest: Manifest, round: int, step: int, steps: int) -> float:
+    """Where inner step `step` (from 0) of `steps` in a round (from 1) is in the run, for the learning rate: counted in
+    steps of replicas that take H in a round. So all replicas end a round at the same rate, however many they take."""
+    return (round - 1) * manifest.inner.steps + step * (manifest.inner.steps / steps)
+
+
 def learning_rate(manifest: Manifest, step: float) -> float:
-    """The rate of inner step `step`, counted from 0 over the whole run: linear warm-up, then cosine."""
+    """The rate at `step` of the run, counted from 0 (`place_in_run`): linear warm-up, then cosine."""
     inner = manifest.inner
     total = manifest.outer.rounds * inner.steps
     warmup = min(inner.warmup, total)

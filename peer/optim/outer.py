@@ -3,14 +3,15 @@
     Δ  = θ_start − θ_end
     e  ← β e + Δ
     Δ̂  = Q(TopK(e)),   e ← e − Δ̂
-    θ  ← θ_start − F(S),   F(S) = η · mean over S of Δ̂
+    θ  ← θ_start − F(S),   F(S) = η · Σ w Δ̂ / Σ w over S
 
-Everything is an integer in units of 2⁻²⁶; β and η are in units of 2⁻¹⁶. Sums of integers have no order, so
-F is a function of the set S of contributions, and equal sets give equal bits. With `outer.clip`, the Δ̂ in F are what
+The weights w are 1, as in the paper, or the numbers of inner steps behind the contributions (`outer.weights`).
+Everything is an integer in units of 2⁻²⁶; β and η are in units of 2⁻¹⁶. Sums of integers have no order, so F is a
+function of the set S of contributions, and equal sets give equal bits. With `outer.clip`, the Δ̂ in F are what
 `peer.optim.clipping` leaves of them, which is a function of the set as well.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,20 +38,6 @@ Grid = dict[str, Tensor]
 
 Change = tuple[kernels.Positions, kernels.Terms]
 """Distinct row-major places of a tensor, and what is subtracted there."""
-
-
-Weigh = Callable[[Contribution], int]
-"""How often a contribution counts in F(S)."""
-
-
-def equally(contribution: Contribution) -> int:
-    """The paper's mean: each replica counts once."""
-    return 1
-
-
-def by_steps(contribution: Contribution) -> int:
-    """Each replica counts as often as it has taken inner steps."""
-    return contribution.steps
 
 
 @dataclass(slots=True)
@@ -115,13 +102,13 @@ class OuterState:
         for name, sparse in sent.tensors.items():
             subtract(self.error_feedback[name], SparseTensor(sparse.offsets, -sparse.values), self.manifest)
 
-    def replace(self, before: Sequence[Contribution], after: Sequence[Contribution], weigh: Weigh = equally) -> None:
+    def replace(self, before: Sequence[Contribution], after: Sequence[Contribution]) -> None:
         """A round's set has changed: θ ← θ + F(before) − F(after).
 
         Raises:
             DivergedError: a weight would leave the grid. Nothing is changed then.
         """
-        for name, change in _changes(self.grid, before, after, self.manifest, weigh).items():
+        for name, change in _changes(self.grid, before, after, self.manifest).items():
             self.grid[name] = _less(self.grid[name], change)
 
     def adopt(self, grid: Mapping[str, Tensor]) -> None:
@@ -185,18 +172,15 @@ def subtract(error: Tensor, sparse: SparseTensor, manifest: Manifest) -> None:
     kernels.take_out(error.view(-1).numpy(), places, np.asarray(sparse.values, np.int64))
 
 
-def outer_term(
-    contributions: Sequence[Contribution], layout: Layout, manifest: Manifest, weigh: Weigh = equally
-) -> dict[str, Tensor]:
-    """F(S): η · Σ Δ̂ / M, or over the senders of each coordinate, rounded half to even; int64.
+def outer_term(contributions: Sequence[Contribution], layout: Layout, manifest: Manifest) -> dict[str, Tensor]:
+    """F(S): η · Σ w Δ̂ / Σ w, over all or over the senders of each coordinate, rounded half to even; int64.
 
-    `aggregate = "all"` is the paper's mean (equation 2); `"senders"` is what the field's code does. With weights, Δ̂ is
-    w Δ̂, and M or the number of senders is the sum of their weights. `clip` changes values before they are summed, never
-    who sent them: what was clipped to zero has a sender still.
+    `aggregate = "all"` is the paper's mean (equation 2); `"senders"` is what the field's code does. `clip` changes
+    values before they are summed, never who sent them: what was clipped to zero has a sender still.
     """
     term: dict[str, Tensor] = {}
     for name, shape in layout.items():
-        places, terms = _sparse_term(contributions, name, shape, manifest, weigh)
+        places, terms = _sparse_term(contributions, name, shape, manifest)
         term[name] = torch.zeros(shape, dtype=torch.int64)
         term[name].view(-1).numpy()[places] = terms
     return term
@@ -210,8 +194,23 @@ def eta(outer: Outer, round_: int) -> int:
     return first + (last - first) * (round_ - 1) // max(1, outer.rounds - 1)
 
 
+def weights(contributions: Sequence[Contribution], outer: Outer, eta: int) -> list[int]:
+    """How often each contribution counts in F(S), whose η this is in units of 2⁻¹⁶: once, or as often as its author has
+    taken inner steps, but once at least (error feedback alone may be in it).
+
+    Sums have to stay exact in 64 bits. Where the numbers of steps are too large for that, all are halved, rounded down,
+    as often as it takes.
+    """
+    if outer.weights == "equal":
+        return [1] * len(contributions)
+    counted = [max(1, each.steps) for each in contributions]
+    while sum(counted) * eta > kernels.LARGEST_FACTOR and max(counted) > 1:
+        counted = [max(1, each // 2) for each in counted]
+    return counted
+
+
 def _sparse_term(
-    contributions: Sequence[Contribution], name: str, shape: tuple[int, ...], manifest: Manifest, weigh: Weigh = equally
+    contributions: Sequence[Contribution], name: str, shape: tuple[int, ...], manifest: Manifest
 ) -> Change:
     """F(S) of one tensor where anybody sent something: distinct row-major places, and the terms there."""
     if not contributions:
@@ -222,13 +221,10 @@ def _sparse_term(
     values = np.array([each.values for each in sparse], np.int32)
     if outer.clip == "median":
         clip_to_medians(values, grid.k)
+    rate = eta(outer, contributions[0].name.round)
+    counted = weights(contributions, outer, rate)
     return kernels.outer_term(
-        [each.offsets for each in sparse],
-        values,
-        grid,
-        eta(outer, contributions[0].name.round),
-        [weigh(each) for each in contributions],
-        outer.aggregate == "senders",
+        [each.offsets for each in sparse], values, grid, rate, counted, outer.aggregate == "senders"
     )
 
 
@@ -237,7 +233,6 @@ def _changes(
     before: Sequence[Contribution],
     after: Sequence[Contribution],
     manifest: Manifest,
-    weigh: Weigh = equally,
 ) -> dict[str, Change]:
     """F(after) − F(before), of the tensors in which anybody sent something. Other coordinates are not visited.
 
@@ -246,7 +241,7 @@ def _changes(
     """
     changes: dict[str, Change] = {}
     for name, tensor in grid.items():
-        removed, added = (_sparse_term(each, name, tuple(tensor.shape), manifest, weigh) for each in (before, after))
+        removed, added = (_sparse_term(each, name, tuple(tensor.shape), manifest) for each in (before, after))
         places, terms = _difference(added, removed)
         if not kernels.fits(tensor.view(-1).numpy(), places, terms):
             raise DivergedError(f"{name} {OUT_OF_RANGE}")

@@ -17,6 +17,7 @@ from peer.devices.parallel_replica import ShardedEvaluator, ShardedReplica
 from peer.devices.workers import Split
 from peer.network.machine_link import LinkListener, read_secret
 from peer.network.receipt_exchange import Earned
+from peer.optim.inner import place_in_run
 from peer.swarm import waits
 from peer.swarm.auditing import Auditor
 from peer.swarm.group.compression import Choice
@@ -83,7 +84,7 @@ async def serve_stage(node: Node) -> None:
         here.pace.first = first_seconds(place.manifest.tokens_per_step, speed)
         if place.stage == 0:
             async with place.reading(node.emit) as reader:
-                await reader.begin(outer.upcoming(outer.clock, outer.share(outer.clock)))
+                await reader.begin(outer.workload.upcoming(outer.clock, outer.workload.share(outer.clock)))
                 await Leader(here, reader, Choice.of(place.manifest)).serve()
         else:
             await Member(here, services.group).serve()
@@ -105,7 +106,7 @@ async def serve_datacenter(node: Node) -> None:
             first = node.discovery.record.slot == place.manifest.replicas.total - 1
             evaluator = await _evaluator(place, reader, replica) if first or audits else None
             auditor = Auditor(evaluator) if evaluator is not None and audits else None
-            await reader.begin(outer.upcoming(outer.clock, outer.share(outer.clock)))
+            await reader.begin(outer.workload.upcoming(outer.clock, outer.workload.share(outer.clock)))
             if node.settings.compiled:  # before others wait for this peer
                 node.emit(Progress(COMPILING))
                 with suppress(LostMemberError):  # the first round begins with it, then
@@ -223,7 +224,7 @@ async def _train_round(
 
 async def _contribute(outer: OuterLoop, replica: Replica, reader: Reader, round: int) -> int:
     """Train and contribute; how many inner steps. A replica that loses one of its processes begins the round again."""
-    share = outer.share(round)
+    share = outer.workload.begin(round)
     while True:
         if not await _all_there(
             outer, replica, lambda: outer.contributed or outer.late(round) or outer.leaving or outer.over
@@ -249,12 +250,12 @@ async def _contribute(outer: OuterLoop, replica: Replica, reader: Reader, round:
 
 
 async def _inner_loop(outer: OuterLoop, replica: Replica, reader: Reader, share: Spans, round: int) -> int:
-    """H inner steps, or as many as the others leave time for; how many."""
-    manifest, steps = outer.manifest, 0
+    """An inner step for each chunk of the share, or as many as the others leave time for; how many."""
+    manifest, steps, goal = outer.manifest, 0, outer.workload.goal
     await outer.followed.torch_thread.run(replica.load, outer.followed.grids, await outer.followed.ahead(round))
-    while steps < manifest.inner.steps and not (outer.contributed or outer.late(round) or outer.leaving):
-        batch_SM = torch.from_numpy(await reader.batch(outer.upcoming(round, share, steps)))
-        overall = (round - 1) * manifest.inner.steps + steps
+    while steps < goal and not (outer.contributed or outer.late(round, steps) or outer.leaving):
+        batch_SM = torch.from_numpy(await reader.batch(outer.workload.upcoming(round, share, steps)))
+        overall = place_in_run(manifest, round, steps, goal)
         loss = await outer.followed.torch_thread.run(replica.inner_step, batch_SM, overall)
         outer.emit(StepDone(round, steps, loss, manifest.tokens_per_step))
         steps += 1

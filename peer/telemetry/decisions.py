@@ -100,6 +100,25 @@ class Dismissed(EventBase):
 
 
 @dataclass(frozen=True, slots=True)
+class GoalChanged(EventBase):
+    """This peer's replica means to take so many inner steps in a round from now on: the slowest other replica takes
+    `ratio` times as long for one."""
+
+    round: int
+    steps: int
+    ratio: float
+
+    @property
+    def cause(self) -> str:
+        """How quick the others are."""
+        return f"of the other replicas the slowest takes {self.ratio:.1f} times as long for a step"
+
+    @property
+    def words(self) -> str:
+        return f"From round {self.round} on {so_many(self.steps, 'inner step')} a round: {self.cause}."
+
+
+@dataclass(frozen=True, slots=True)
 class EndedEarly(EventBase):
     """This peer's replica contributes fewer inner steps to a round than the run has."""
 
@@ -369,6 +388,7 @@ Decision = (
     | Left
     | Avoided
     | Dismissed
+    | GoalChanged
     | EndedEarly
     | WentOn
     | NotCounted

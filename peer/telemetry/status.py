@@ -7,7 +7,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
-from peer.telemetry.decisions import CaughtUp, CompressionChosen, EndedEarly, Left, Placed, Pulse, Recalled, Waiting
+from peer.telemetry.decisions import (
+    CaughtUp,
+    CompressionChosen,
+    EndedEarly,
+    GoalChanged,
+    Left,
+    Placed,
+    Pulse,
+    Recalled,
+    Waiting,
+)
 from peer.telemetry.events import (
     Contributed,
     Credited,
@@ -126,6 +136,8 @@ class Status:
                 self.pulse, self._stepped = None, None
             case Placed(_, rounds, inner_steps):
                 self.rounds, self.inner_steps = rounds, inner_steps
+            case GoalChanged(_, inner_steps):
+                self.inner_steps = inner_steps
             case Progress(doing, done, total):
                 self.doing = f"{doing}: {done / total:.0%}" if total else doing
                 if self.state == "starting":  # a peer joins step by step: what it waited for is there

@@ -18,6 +18,7 @@ from peer.telemetry.decisions import (
     CompressionChosen,
     Dismissed,
     EndedEarly,
+    GoalChanged,
     NotCounted,
     Resynchronised,
     Suspected,
@@ -248,6 +249,7 @@ TOLD = (
     | Suspected
     | Tried
     | Dismissed
+    | GoalChanged
     | EndedEarly
     | NotCounted
     | Failed

@@ -136,7 +136,7 @@ def decode(blob: bytes, manifest: Manifest) -> Contribution:
         raise FormatError(f"a contribution to part {part_code} of a model of {manifest.replicas.stages} stages")
     if codec != FORMATS[manifest.outer.values].contribution:
         raise FormatError(f"values in codec {codec}, the run's is {manifest.outer.values}")
-    if not 1 <= round <= manifest.outer.rounds or not 0 <= steps <= manifest.inner.steps:
+    if not 1 <= round <= manifest.outer.rounds or not 0 <= steps <= manifest.inner.steps_at_most:
         raise FormatError(f"round {round} with {steps} inner steps, which the run does not have")
     part = EMBEDDING if part_code == 0 else stage_part(part_code - 1)
     name = ContributionName(part, round, _author(reader, length))

@@ -2,17 +2,19 @@
 once.
 
 The text is read along one line of *chunks*, 0, 1, 2, …: chunk c is what a replica reads in one inner step (the numbers
-c · `inner.sequences` and so on of `peer/data/batches.py`). A round's *plan* gives a share of H chunks to every replica
-whose contributions counted lately, and holds a share ready for each of some newcomers. When the round is closed, what a
-contribution that counts has read, the first chunks of its replica's share, is read for good; everything else goes back,
-and is given out again in the next plan. So every chunk is behind exactly one contribution that counts, or will be.
+c · `inner.sequences` and so on of `peer/data/batches.py`). A round's *plan* gives a share to every replica whose
+contributions counted lately, as many chunks as it may take inner steps, and holds a share ready for each of some
+newcomers. When the round is closed, what a contribution that counts has read, the first chunks of its replica's share,
+is read for good; everything else goes back, and is given out again in the next plan. So every chunk is behind exactly
+one contribution that counts, or will be.
 
 A plan must be made before its round begins, and may only follow from what all peers agree on: so that of round t +
 width + 1 is made when round t is closed (`protocol/outer/window.py`: before, nobody comes to it). Like the weights, a
 `Reading` is a function of the contributions that counted; it belongs to the token embedding, which all who read tokens
 follow and contribute to, and travels in its snapshots.
 
-Where no replica is ever missing, short or new, each plan is the M · H next chunks, in the order of the slots.
+Where no replica is ever missing, short or new, and all take H steps, each plan is the M · H next chunks, in the order
+of the slots.
 """
 
 import struct
@@ -53,7 +55,7 @@ Spans = tuple[Span, ...]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The plan of one round: in the order of `spans`, H chunks for each slot of `seats`, then as many for each of some
+    """The plan of one round: in the order of `spans`, a share for each slot of `seats`, then as many for each of some
     newcomers."""
 
     seats: tuple[int, ...]
@@ -98,8 +100,8 @@ class Reading:
         return reading
 
     def share(self, round: int, slot: int, manifest: Manifest) -> Spans:
-        """The H chunks that the replica of a slot may read in a round, in this order."""
-        steps = manifest.inner.steps
+        """The chunks that the replica of a slot may read in a round, one for each inner step, in this order."""
+        steps = manifest.inner.steps_at_most
         ahead = round - self.folded - 1
         seat = self.plans[ahead].seat(slot) if 0 <= ahead < len(self.plans) else None
         if seat is None:
@@ -110,7 +112,7 @@ class Reading:
     def fold(self, read: Mapping[int, int], manifest: Manifest) -> "Reading":
         """Close the next round, in which these slots' contributions count: slot → inner steps behind it. Returns the
         reading after it."""
-        steps, (plan, *later) = manifest.inner.steps, self.plans
+        steps, (plan, *later) = manifest.inner.steps_at_most, self.plans
         ends: list[int] = []
         for seat, count in sorted((seat, read[slot]) for slot in read if (seat := plan.seat(slot)) is not None):
             ends += [seat * steps, seat * steps + min(count, steps)]
@@ -125,7 +127,7 @@ class Reading:
     def _with_plan(self, read: Mapping[int, int], manifest: Manifest) -> "Reading":
         """Add a plan. Slots that read most come first, so that what was left over finds a reader soon. Newcomers'
         shares are so far ahead that they are back before the others come there, if nobody has come."""
-        steps = manifest.inner.steps
+        steps = manifest.inner.steps_at_most
         seats = sorted((slot for slot, _ in self.seen), key=lambda slot: (-read.get(slot, 0), slot))
         given, free, fresh = _taken(self.free, self.fresh, 0, len(seats) * steps)
         beyond = (given[-1][1] if given else 0) + _plans_open(manifest) * len(seats) * steps
@@ -167,7 +169,7 @@ class Reading:
             if len({*plan.seats}) != len(plan.seats) or len(plan.seats) > MOST_SEATS:
                 raise FormatError("a plan of what is read with a slot twice, or too many")
             shares = len(plan.seats) + newcomers(len(plan.seats))
-            if sum(end - first for first, end in plan.spans) != shares * manifest.inner.steps:
+            if sum(end - first for first, end in plan.spans) != shares * manifest.inner.steps_at_most:
                 raise FormatError("a plan of what is read that has not a share for each")
         spans = sorted([*self.free, *(span for plan in self.plans for span in plan.spans)])
         if len(spans) > 2 * MOST_SPANS or any(first >= end for first, end in spans):

@@ -54,20 +54,22 @@ class Order(_message.Message):
     def __init__(self, begin: _Optional[_Union[Begin, _Mapping]] = ..., go: _Optional[_Union[Go, _Mapping]] = ..., halt: _Optional[_Union[Halt, _Mapping]] = ..., end: _Optional[_Union[End, _Mapping]] = ...) -> None: ...
 
 class Begin(_message.Message):
-    __slots__ = ("attempt", "round", "step", "members", "embedding_digest", "compression")
+    __slots__ = ("attempt", "round", "step", "members", "embedding_digest", "compression", "goal")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     EMBEDDING_DIGEST_FIELD_NUMBER: _ClassVar[int]
     COMPRESSION_FIELD_NUMBER: _ClassVar[int]
+    GOAL_FIELD_NUMBER: _ClassVar[int]
     attempt: int
     round: int
     step: int
     members: _containers.RepeatedCompositeFieldContainer[Member]
     embedding_digest: str
     compression: int
-    def __init__(self, attempt: _Optional[int] = ..., round: _Optional[int] = ..., step: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., embedding_digest: _Optional[str] = ..., compression: _Optional[int] = ...) -> None: ...
+    goal: int
+    def __init__(self, attempt: _Optional[int] = ..., round: _Optional[int] = ..., step: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., embedding_digest: _Optional[str] = ..., compression: _Optional[int] = ..., goal: _Optional[int] = ...) -> None: ...
 
 class Go(_message.Message):
     __slots__ = ("attempt", "step")

@@ -84,8 +84,12 @@ def test_what_came_later_is_in_the_digest_only_where_it_is_said():
     assert check_manifest({**tables, "outer": {"final_learning_rate": 1.0}}).digest == usual
     overlapping = check_manifest({**tables, "inner": {"overlap": 1}})
     assert check_manifest({**tables, "inner": {"overlap": 0}}).digest == usual
-    assert len({usual, plain.digest, within.digest, whole.digest, slower.digest, overlapping.digest}) == 6
-    for manifest in (plain, within, whole, slower, overlapping):
+    weighted = check_manifest({**tables, "outer": {"weights": "steps"}})
+    assert check_manifest({**tables, "outer": {"weights": "equal"}, "inner": {"most_steps": 0}}).digest == usual
+    uneven = check_manifest({**tables, "outer": {"weights": "steps"}, "inner": {"most_steps": 400}})
+    others = (plain, within, whole, slower, overlapping, weighted, uneven)
+    assert len({usual, *(each.digest for each in others)}) == 8
+    for manifest in others:
         assert parse_manifest(manifest.canonical()) == manifest
 
 
@@ -173,6 +177,10 @@ def test_every_round_is_applied_once_with_overlap_one_boundary_later_and_none_is
         ({"model": {"preset": "nano"}, "replicas": {"compression": 7}}, "compression = 7 must divide"),
         ({"model": {"preset": "nano"}, "replicas": {"anchor": "token"}}, "'complement' or 'embedding'"),
         ({"model": {"preset": "nano"}, "inner": {"subspace_steps": True}}, 'is for optimizer = "muon"'),
+        ({"model": {"preset": "nano"}, "inner": {"most_steps": 200}}, 'give outer.weights = "steps"'),
+        ({"model": {"preset": "nano"}, "inner": {"steps": 5, "most_steps": 4}}, "give 5 to 80, or leave it out"),
+        ({"model": {"preset": "nano"}, "inner": {"steps": 5, "most_steps": 81}}, "give 5 to 80, or leave it out"),
+        ({"model": {"preset": "nano"}, "outer": {"weights": "steps", "clip": "median"}}, "knows no weights"),
         ({"model": {"preset": "nano"}, "replicas": {"groups": 0, "datacenters": 0}}, "at least 1"),
         (
             {"model": {"preset": "nano"}, "inner": {"sequences": 5, "microbatch": 2}},

@@ -89,7 +89,7 @@ class LoopbackPeer:
         """An inner loop of so many steps whose outcome is random, and its contribution."""
         delta = moved(self.manifest, seed)
         authored = {part: delta[part] for part, each in self.outer.followed.parts.items() if each.state.error_feedback}
-        await self.outer.contribute(round, steps, authored, {}, self.outer.share(round))
+        await self.outer.contribute(round, steps, authored, {}, self.outer.workload.share(round))
 
     async def at(self, round: int) -> None:
         """Finish a round without waiting for anybody."""

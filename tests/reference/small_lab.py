@@ -9,6 +9,7 @@ from peer.data.text import Tokens
 from peer.lab.methods import method
 from peer.lab.reference_run import Lab
 from peer.lab.replicas import Bench, Workshop
+from peer.lab.shares import Shares
 from peer.lab.switches import Switches
 from peer.optim.grid import digest, to_float, to_units
 from protocol.identity import EMBEDDING, RunId
@@ -34,7 +35,8 @@ def small_lab(manifest: Manifest, switches: Switches | None = None, seed: int = 
     evaluator = Evaluator(
         manifest, basis, torch.from_numpy(held_out_batch(text(seed + 1), manifest)), cpu, workshop.through
     )
-    return Lab(Bench(manifest, grids, workshop, replicas, text(seed)), evaluator, method(manifest, switches, RUN))
+    bench = Bench(manifest, grids, workshop, replicas, text(seed), Shares(manifest, switches.shares))
+    return Lab(bench, evaluator, method(manifest, switches, RUN))
 
 
 def text(seed: int) -> Tokens:

@@ -24,6 +24,10 @@ EARLY = 4_000_000
 LAPPING = 5_000_000
 """From this seed on inner steps overlap, with all that the second family has: a sixth family."""
 
+UNEVEN = 6_000_000
+"""From this seed on replicas take as many inner steps as they can, and are more often of unequal speeds, with all that
+the second family has: a seventh family."""
+
 QUIET_SECONDS = 40.0
 """From the first start to the last fault."""
 
@@ -65,6 +69,8 @@ def draw(seed: int) -> Schedule:
     faults = _faults(chance, members)
     overlap = chance.random() < 0.2
     drawn = Schedule(seed, stages, groups, datacenters, 4 + chance.randrange(3), overlap, tuple(members), faults)
+    if seed >= UNEVEN:
+        return _uneven(drawn, random.Random(f"hetpeer world uneven {seed}"))
     if seed >= LAPPING:
         return replace(_with_more(drawn, random.Random(f"hetpeer world lapping {seed}")), step_overlap=1)
     if seed >= EARLY:
@@ -84,6 +90,20 @@ def _beginning_early(drawn: Schedule, chance: random.Random) -> Schedule:
     members = tuple(replace(each, at=at) for each, at in zip(drawn.members, starts, strict=True))
     more = chance.choice((0, 0, 1, 2))
     return replace(drawn, members=members, datacenters=drawn.datacenters + more, gather=chance.choice((0.0, 2.0, 8.0)))
+
+
+def _uneven(drawn: Schedule, chance: random.Random) -> Schedule:
+    """The second family's schedule, in which replicas of other speeds take other numbers of steps."""
+    more = _with_more(drawn, chance)
+    speeds = {group: chance.choice((0.5, 1.0, 2.0, 4.0)) for group in range(drawn.groups + drawn.datacenters)}
+
+    def speed(member: Member) -> float:
+        *_, number = member.name.split("-")
+        return member.speed * speeds.get(int(number), 1.0) if number.isdecimal() else member.speed
+
+    members = tuple(replace(each, speed=speed(each)) for each in more.members)
+    step_overlap = chance.choice((0, 0, 1))
+    return replace(more, members=members, most_steps=chance.choice((8, 16)), step_overlap=step_overlap)
 
 
 def _with_more(drawn: Schedule, chance: random.Random) -> Schedule:

@@ -70,8 +70,10 @@ def manifest_of(schedule: Schedule) -> Manifest:
         run={} if schedule.gather is None else {"gather": schedule.gather},
         model={"layers": schedule.stages},
         replicas={"groups": schedule.groups, "datacenters": schedule.datacenters, "stages": schedule.stages},
-        inner={"steps": 4, "sequences": 2, "microbatch": 1, "overlap": schedule.step_overlap},
+        inner={"steps": 4, "sequences": 2, "microbatch": 1, "overlap": schedule.step_overlap}
+        | ({"most_steps": schedule.most_steps} if schedule.most_steps else {}),
         outer={"rounds": schedule.rounds, "overlap": schedule.overlap}
+        | ({"weights": "steps"} if schedule.most_steps else {})
         | ({} if schedule.grace is None else {"grace": schedule.grace, "liars": schedule.liars}),
     )
 

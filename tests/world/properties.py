@@ -251,11 +251,13 @@ def _afresh(world: World, part: Part, counted: Mapping[int, Chosen], manifest: M
     for round, chosen in counted.items():
         eta = sparse_outer.rate(outer.learning_rate, outer.final_learning_rate, round, outer.rounds)
         said = [sparse(world.evidence.made[sha256], shapes, world) for sha256 in chosen.values()]
+        steps = [max(1, world.evidence.made[sha256].steps) for sha256 in chosen.values()]
+        weights = steps if manifest.outer.weights == "steps" else None
         for name, shape in shapes.items() if said else ():
             sent = [each[name] for each in said]
             if manifest.outer.clip == "median":
                 sent = sparse_outer.clip(sent, shape, manifest.outer.chunk_side)
-            term = sparse_outer.outer_term(sent, shape, eta, manifest.outer.aggregate)
+            term = sparse_outer.outer_term(sent, shape, eta, manifest.outer.aggregate, weights)
             theta[name] -= term
     return digest_of({name: torch.from_numpy(tensor.astype(np.int32)) for name, tensor in theta.items()})
 

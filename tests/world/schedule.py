@@ -96,7 +96,7 @@ def for_a_while(
 class Schedule:
     """A story. `groups` and `datacenters` are the manifest's, and so are `grace`, `liars` and `gather` if not None;
     with few of both, rounds are closed before the end. `life`: of certificates, in seconds. `step_overlap`: the
-    manifest's of inner steps."""
+    manifest's of inner steps. `most_steps`: the manifest's, of which replicas count by their steps; 0: all take H."""
 
     seed: int
     stages: int
@@ -111,12 +111,14 @@ class Schedule:
     life: float | None = None
     gather: float | None = None
     step_overlap: int = 0
+    most_steps: int = 0
 
     def lines(self) -> list[str]:
         """The schedule in words, one thing a line."""
         said = [
             f"seed {self.seed}: {self.groups} groups of {self.stages} stages, {self.datacenters} datacenters, "
             f"{self.rounds} rounds{', overlap' if self.overlap else ''}{', of steps too' if self.step_overlap else ''}"
+            f"{f', up to {self.most_steps} steps of 4' if self.most_steps else ''}"
             f"{f', certificates of {self.life:.0f} s' if self.life else ''}"
             f"{f', grace {self.grace}, liars {self.liars}' if self.grace else ''}"
             f"{f', begins {self.gather:.0f} s after the first replica' if self.gather is not None else ''}"

@@ -1,7 +1,7 @@
 """What people have met, each in virtual time: what happened then must not happen again."""
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -38,6 +38,13 @@ MakeWorld = Callable[..., World]
 @pytest.fixture
 def world() -> Iterator[MakeWorld]:
     """A function that makes a world with a node, whose run is of these tables."""
+    with worlds() as make:
+        yield make
+
+
+@contextmanager
+def worlds() -> Iterator[MakeWorld]:
+    """The same, for the block."""
     with ExitStack() as stack:
 
         def make(keeps_model: bool = False, **tables: dict[str, Any]) -> World:

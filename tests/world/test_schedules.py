@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.world.families import EARLY, LAPPING, MORE
+from tests.world.families import EARLY, LAPPING, MORE, UNEVEN
 
 FIRST = int(os.environ.get("HETPEER_WORLD_SEED", "0"))
 SCHEDULES = int(os.environ.get("HETPEER_WORLD_SCHEDULES", "2"))
@@ -46,8 +46,8 @@ def test_a_run_that_begins_before_its_replicas_are_there_ends_well():
     played("--schedules", "1", "--seed", str(EARLY + 1 + FIRST))
 
 
-def test_schedules_whose_inner_steps_overlap_end_well():
-    played("--schedules", "1", "--seed", str(LAPPING + FIRST))
+def test_schedules_whose_inner_steps_overlap_or_are_unevenly_many_end_well():
+    played("--seeds", str(LAPPING + FIRST), str(UNEVEN + FIRST), "--processes", "2")
 
 
 def test_schedules_dense_with_faults_and_storms_at_the_end_end_well():

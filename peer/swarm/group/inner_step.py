@@ -24,7 +24,7 @@ from peer.compute.trainer import StageTrainer
 from peer.data.batches import Batch
 from peer.model.number_format import from_bytes, to_bytes
 from peer.network.group import Link
-from peer.optim.inner import clip_factor, stage_clip_factor
+from peer.optim.inner import clip_factor, place_in_run, stage_clip_factor
 from peer.swarm.group.incoming import Due, Incoming, wait_for_any
 from peer.torch_thread import TorchThread
 from protocol.clock import monotonic
@@ -93,6 +93,8 @@ class PipelineStage:
     """Tokens a second that this stage's own passes of the last step made; 0 before the first."""
     waiting: Link | None = None
     """From whom something is due now, while this stage has nothing to do."""
+    goal: int = 0
+    """The inner steps that its replica means to take in this round, for the learning rate; 0: H."""
     begun: int = 0
     """Microbatches of the step that comes that have gone forward already."""
     batch: Batch | None = None
@@ -188,7 +190,8 @@ class StepInHand:
         factor = end.clip_factor
         if inner.overlap:
             factor = stage_clip_factor(sums.squared_norms[0], self.manifest.replicas.stages, inner.clip)
-        await here.torch_thread.run(here.trainer.update, factor, (self.round - 1) * inner.steps + self.step)
+        place = place_in_run(self.manifest, self.round, self.step, here.goal or inner.steps)
+        await here.torch_thread.run(here.trainer.update, factor, place)
         return StepTaken(sums, seconds, end.last)
 
     def stop(self) -> None:

@@ -117,7 +117,7 @@ class Leader:
             if self._complete:
                 return True
             outer.emit(self._wait_for_members())
-            if self.here.round and outer.late(self.here.round):
+            if self.here.round and outer.late(self.here.round, self.here.steps):
                 await self._end_round()
             elif not self.here.round:
                 patience = backoff_seconds(attempt, random.uniform(0.5, 1.5))
@@ -209,13 +209,13 @@ class Leader:
                 ready = (await self._answer(stage, stream, "ready", self.here.round)).ready
                 if ready.round != self.here.round or ready.embedding_digest != self.here.embedding_digest:
                     different.append((stage, ready.round))
-                if ready.step > outer.manifest.inner.steps:
+                if ready.step > outer.manifest.inner.steps_at_most:
                     raise stream.breach(f"says that it has {ready.step} inner steps behind it, more than a round has")
                 furthest = max(furthest, ready.step)
         if different:
             await self._meet(different)
             return False
-        if furthest == outer.manifest.inner.steps:
+        if furthest >= self.here.goal:
             await self._halt("a member has done the round's last step")
             await self._end_round()
             return False
@@ -264,6 +264,7 @@ class Leader:
             members=[pb.Member(peer_id=seat.peer_id, address=seat.address) for _, seat in sorted(seats.items())],
             embedding_digest=self.here.embedding_digest,
             compression=self.here.compression,
+            goal=self.here.goal,
         )
 
     async def _meet(self, different: list[tuple[int, int]]) -> None:

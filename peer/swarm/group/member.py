@@ -154,15 +154,19 @@ class Member:
             raise reports.breach("gave our seat to another")
         if order.compression not in outer.manifest.compressions:
             raise reports.breach(f"began with d / k = {order.compression}, which this run does not have")
-        if order.round > outer.manifest.outer.rounds or order.step > outer.manifest.inner.steps:
+        inner = outer.manifest.inner
+        if order.round > outer.manifest.outer.rounds or order.step > inner.steps_at_most:
             raise reports.breach(f"began round {order.round} at step {order.step}, which are none of this run")
+        goal = order.goal or inner.steps
+        if not inner.steps <= goal <= inner.steps_at_most:
+            raise reports.breach(f"means to take {goal} inner steps in a round")
         await self._finish_before(order.round, reports)
         if outer.clock > order.round:
             reports.send(pb.Report(ready=pb.Ready(attempt=order.attempt, round=outer.clock)))
             return
         if self.here.round != order.round or order.embedding_digest not in ("", self.here.embedding_digest):
             await self._start_over(order.embedding_digest, PeerId(membership.replica))
-        await self.here.load(order.round, order.step, order.compression)
+        await self.here.load(order.round, order.step, order.compression, goal)
         if seats != self.seats:
             members, reason = [str(seat.peer_id) for seat in seats.values()], "its leader invited this peer"
             outer.emit(GroupFormed(membership.replica, membership.slot, members, reason))
@@ -210,7 +214,7 @@ class Member:
         attempt = go.attempt
         if self.attempt is None or self.seats is None or self.attempt.number != attempt:
             raise reports.breach(f"began attempt {attempt}, which is not ready")
-        if not self.here.steps <= go.step < self.here.outer.manifest.inner.steps:
+        if not self.here.steps <= go.step < self.here.goal:
             raise reports.breach(f"began at step {go.step}, where {self.here.steps} are done")
         self.here.steps = go.step
         self.here.call_downstream(self.attempt, self.seats)

@@ -59,6 +59,8 @@ class StageRound:
     own_steps: int = 0
     share: Spans = ()
     """What stage 0 reads in this round, a chunk for each step of its own."""
+    goal: int = 0
+    """The inner steps that the group means to take in this round."""
     compression: int = 1
     """d / k of the frames of this round."""
     embedding_digest: str = ""
@@ -75,9 +77,10 @@ class StageRound:
     """The peer whose frame was due when this attempt's links were ended; empty: nobody's was."""
     started: float = field(default_factory=monotonic)
 
-    async def load(self, round: int, steps: int, compression: int) -> None:
+    async def load(self, round: int, steps: int, compression: int, goal: int | None = None) -> None:
         """Start a round from the outer state, or go on with what this stage has of it; `steps` of its inner steps are
-        done by others. Frames have d / `compression` numbers a token."""
+        done by others. Frames have d / `compression` numbers a token. `goal` is the leader's; None: this is the leader.
+        """
         if self.round != round or self.trainer.index > 0:  # what stage 0 trains in a round follows from k
             self.compression = compression
             await self.outer.followed.torch_thread.run(self.trainer.compress, compression, self.outer.followed.grids)
@@ -86,10 +89,10 @@ class StageRound:
             await self.outer.followed.torch_thread.run(self.trainer.load, self.outer.followed.grids, ahead)
             self.round, self.steps, self.own_steps = round, 0, 0
             if self.trainer.index == 0:
-                self.share = self.outer.share(round)
+                self.share, self.goal = self.outer.workload.begin(round), self.outer.workload.goal
             self.embedding_digest = self.outer.followed.digests[EMBEDDING] if self.outer.manifest.compressed else ""
             self.started = monotonic()
-        self.steps = max(self.steps, steps)
+        self.steps, self.goal = max(self.steps, steps), goal or self.goal
 
     async def compare_with(self, peer: PeerId) -> None:
         """Take from another member what it has and this peer has not."""
@@ -121,6 +124,7 @@ class StageRound:
             ),
             split=self.split_backward,
             depth=self.depth,
+            goal=self.goal,
         )
 
     def call_downstream(self, attempt: Attempt, seats: Mapping[int, Seat]) -> None:
@@ -302,10 +306,11 @@ class RoundText:
     async def batch(self, later: int) -> Batch:
         """The batch of the step in hand, or of the one that is `later`."""
         here = self.here
-        return await self.reader.batch(here.outer.upcoming(here.round, here.share, here.own_steps + later))
+        return await self.reader.batch(here.outer.workload.upcoming(here.round, here.share, here.own_steps + later))
 
     def ends(self) -> bool:
-        """After H steps, or earlier: one step more of a slow group would be too late for the others."""
+        """After as many steps as the group means to take, or earlier: one more would be too late for the others, or
+        they are all done."""
         outer = self.here.outer
-        done = self.here.steps + 1 >= outer.manifest.inner.steps
-        return done or bool(outer.late(self.here.round)) or outer.leaving
+        steps = self.here.steps + 1
+        return steps >= self.here.goal or bool(outer.late(self.here.round, steps)) or outer.leaving

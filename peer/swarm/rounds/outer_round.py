@@ -1,9 +1,8 @@
 """The outer rounds of one peer: contribute, wait for the others, settle what counts, agree on what is closed."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from itertools import chain, islice
 from pathlib import Path
 
 from torch import Tensor
@@ -20,13 +19,14 @@ from peer.swarm.rounds import round_policy
 from peer.swarm.rounds.own_credit import OwnCredit
 from peer.swarm.rounds.parts import FollowedParts
 from peer.swarm.rounds.round_policy import Noting, Pace, PartSeen, RoundSeen
+from peer.swarm.rounds.workload import Workload
 from peer.telemetry.decisions import Waiting
 from peer.telemetry.events import Contributed, Finished, Listener
 from protocol.clock import monotonic
 from protocol.codec.contribution import digest as sha256_of
-from protocol.identity import ContributionName, Part, PeerId
+from protocol.identity import EMBEDDING, ContributionName, Part, PeerId
 from protocol.manifest import Manifest
-from protocol.outer.data_plan import Spans, beginning, chunks
+from protocol.outer.data_plan import Spans, beginning
 from protocol.outer.window import SKEW
 from protocol.trust.bequests import Handovers
 from protocol.trust.records import PeerRecord
@@ -75,6 +75,11 @@ class OuterLoop:
     told_finished: bool = False
     gathering_since: float | None = None
     """When this peer first saw a replica that had formed, in seconds of `monotonic`; None: there was none yet."""
+    workload: Workload = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Decide what this peer's replica does in a round."""
+        self.workload = Workload(self.manifest, self.followed, self.discovery, self.emit)
 
     @property
     def clock(self) -> int:
@@ -148,16 +153,6 @@ class OuterLoop:
             self.emit(Finished(self.manifest.outer.rounds, self.followed.digests))
 
     # A round
-
-    def share(self, round: int) -> Spans:
-        """The chunks that this peer's replica may read in a round, in this order: one for each inner step."""
-        return self.followed.reading.share(round, self.discovery.record.slot, self.manifest)
-
-    def upcoming(self, round: int, share: Spans, done: int = 0) -> Iterator[int]:
-        """The chunks that this peer's replica reads next: of its share of a round after the first `done`, and of its
-        shares of the rounds that are planned after it."""
-        later = (self.share(each) for each in range(round + 1, self.followed.reading.planned + 1))
-        return chain(islice(chunks(share), done, None), *map(chunks, later))
 
     async def contribute(
         self, round: int, steps: int, moved: Moved, optimizer: Mapping[str, Tensor], share: Spans = ()
@@ -249,6 +244,9 @@ class OuterLoop:
         reached = max(round, self.clock - 1)
         self.discovery.tell(round=reached, ending=reached == self.manifest.outer.rounds)
         await self.settle()
+        for due in self.manifest.outer.applied(round):
+            noted, awaited = self._noted(due), self._awaited(EMBEDDING, due)
+            self.workload.note(due, monotonic() - noted.started, noted.lasted(EMBEDDING), awaited)
         if self.discovery.record.contributed < round:
             await self.save({})
         self.noted = {due: noted for due, noted in self.noted.items() if due > self.last_settled}
@@ -356,12 +354,14 @@ class OuterLoop:
                 if peer.contributed in later and peer.peer_id in lacking:
                     await self.reconciler.compare(peer)
 
-    def late(self, round: int) -> str:
-        """Why a replica that still trains in this round should end its inner loop with the steps it has; or empty."""
+    def late(self, round: int, steps: int = 0) -> str:
+        """Why a replica that still trains in this round should end its inner loop with the `steps` it has; or empty."""
         if self.told_over:
             return "the run is over"
         self.note_arrivals()
-        return round_policy.why_stop(self._seen_now(round, trains=True), self.pace, monotonic())
+        seen, enough = self._seen_now(round, trains=True), steps >= self.manifest.inner.steps
+        done = enough and round_policy.others_are_done(seen, self.followed.me)
+        return round_policy.ALL_DONE if done else round_policy.why_stop(seen, self.pace, monotonic())
 
     def _noted(self, round: int) -> Noting:
         return self.noted.setdefault(round, Noting(monotonic()))

@@ -33,8 +33,8 @@ CLAIMS_KEPT = 8
 class FollowedPart:
     """One part as this peer follows it.
 
-    `settled` is what is in the grid of each open round; `authored` what the error feedback was charged for, and `own`
-    where those contributions are: round → SHA-256.
+    `settled` is what is in the grid of each open round, and `steps` the inner steps behind it; `authored` what the
+    error feedback was charged for, and `own` where those contributions are: round → SHA-256.
     """
 
     state: OuterState
@@ -42,6 +42,7 @@ class FollowedPart:
     authored: Authored = field(default_factory=Authored)
     own: dict[int, str] = field(default_factory=dict)
     settled: dict[int, dict[PeerId, str]] = field(default_factory=dict)
+    steps: dict[int, dict[PeerId, int]] = field(default_factory=dict)
     claims: list[Claim] = field(default_factory=list)
     digest: str = ""
 
@@ -104,10 +105,12 @@ class FollowedParts:
                     contributions = await self.read_all(before), await self.read_all(after)
                     await self.torch_thread.run(followed.state.replace, *contributions)
                     followed.settled[round] = after  # the set may have changed meanwhile
+                    followed.steps[round] = {each.name.author: each.steps for each in contributions[1]}
             if round in due:
                 if accepted := followed.ledger.entries(round):
                     followed.ledger.closed[round] = accepted
                 followed.ledger.fold(round)
+                followed.steps.pop(round, None)
                 await self._fold(part, followed.settled.pop(round, {}), lasting=round > due[-1] - SNAPSHOTS_KEPT)
         followed.digest = await self.torch_thread.run(digest, followed.state.grid)
 
@@ -177,7 +180,7 @@ class FollowedParts:
         followed.ledger.closed = {}
         self.reading = header.reading or self.reading
         await self.torch_thread.run(followed.state.adopt, folded)
-        followed.settled, followed.claims = {}, []
+        followed.settled, followed.steps, followed.claims = {}, {}, []
         self.claim(header)
         return await self._account(followed)
 

@@ -18,6 +18,8 @@ LEAST_SHARE = 0.1
 LEAST_SECONDS = 2.0
 """A process among many on few cores may rest for seconds, in rounds that last no longer."""
 
+ALL_DONE = "all others are done"
+
 LAST = 4
 """The run's last contributions are waited for so many times as long: nobody waits to go on."""
 
@@ -91,6 +93,10 @@ class Noting:
     arrivals: dict[Part, dict[PeerId, float]] = field(default_factory=dict)
     passed: float | None = None
 
+    def lasted(self, part: Part) -> dict[PeerId, float]:
+        """How many seconds after the round's beginning each contribution to a part came."""
+        return {author: at - self.started for author, at in self.arrivals.get(part, {}).items()}
+
     def arrived(self, part: Part) -> list[float]:
         """When the contributions to a part came."""
         return list(self.arrivals.get(part, {}).values())
@@ -138,6 +144,11 @@ def is_complete(seen: RoundSeen) -> bool:
     return seen.others_at > seen.applied_in or all(
         part.awaited <= part.here and len(part.here) >= seen.least for part in seen.parts
     )
+
+
+def others_are_done(seen: RoundSeen, me: PeerId) -> bool:
+    """Whether nobody but this peer still trains in the round."""
+    return all(part.awaited - {me} <= part.here for part in seen.parts)
 
 
 def is_ahead(seen: RoundSeen, furthest: int) -> bool:

@@ -12,7 +12,7 @@ from peer.lab import paths
 from peer.lab.methods import SparseLoCo
 from peer.lab.replicas import Bench
 from peer.lab.switches import Switches
-from peer.optim.outer import by_steps, equally, outer_term
+from peer.optim.outer import outer_term
 from peer.telemetry.events import StepDone
 from protocol.identity import EMBEDDING
 from protocol.layout import model_layout
@@ -145,7 +145,7 @@ def test_a_pool_of_one_member_a_stage_with_one_microbatch_in_flight_is_a_chain_t
 
 def test_a_pool_reads_what_chains_read_takes_steps_by_speed_and_says_how_late_gradients_were(monkeypatch):
     run = manifest(replicas={"groups": 3, "datacenters": 1, "stages": 3})
-    chosen = Switches(clip="stage", paths="loose", speeds="1:2:3:6", weights="steps")
+    chosen = Switches(clip="stage", paths="loose", speeds="1:2:3:6")
     lab = small_lab(run, chosen)
     read, losses, was = [], [], Bench.read
     monkeypatch.setattr(Bench, "read", lambda self, chunk: read.append(chunk) or was(self, chunk))
@@ -164,7 +164,7 @@ def test_a_pool_reads_what_chains_read_takes_steps_by_speed_and_says_how_late_gr
 
 def test_a_pool_whose_members_come_and_go_reads_each_text_and_those_that_were_lost_again(monkeypatch):
     run = manifest(replicas={"groups": 3, "datacenters": 0, "stages": 3}, inner={"sequences": 4, "microbatch": 1})
-    chosen = Switches(clip="stage", paths="loose", speeds="1:2:3", weights="steps", link=0.5, churn=3.0)
+    chosen = Switches(clip="stage", paths="loose", speeds="1:2:3", link=0.5, churn=3.0)
     lab, read, was = small_lab(run, chosen), dict[int, tuple[int, ...]](), StageTrainer.forward
 
     def forward(self: StageTrainer, microbatch: int, tokens_BM: torch.Tensor, payload: torch.Tensor | None):
@@ -182,7 +182,7 @@ def test_a_pool_whose_members_come_and_go_reads_each_text_and_those_that_were_lo
 
 def test_a_pool_learns_and_its_state_is_what_its_seed_says():
     run = manifest(replicas={"groups": 3, "datacenters": 0, "stages": 3})
-    chosen = Switches(clip="stage", paths="loose", speeds="1:2:4", weights="steps")
+    chosen = Switches(clip="stage", paths="loose", speeds="1:2:4")
     labs = [small_lab(run, chosen) for _ in range(2)]
     _, before = labs[0].evaluator.evaluate(labs[0].bench.grids)
     assert play(labs[0], 3) == play(labs[1], 3)
@@ -192,8 +192,8 @@ def test_a_pool_learns_and_its_state_is_what_its_seed_says():
 @pytest.mark.parametrize("weights", ["equal", "steps"])
 def test_in_the_mean_each_counts_once_or_as_often_as_it_has_taken_steps(weights):
     people = {"groups": 0, "datacenters": 3}
-    run = manifest(replicas=people, inner={"steps": 3}, outer={"overlap": True, "beta": 1.0})
-    lab = small_lab(run, Switches(speeds="1:1:7", weights=weights))
+    run = manifest(replicas=people, inner={"steps": 3}, outer={"overlap": True, "beta": 1.0, "weights": weights})
+    lab = small_lab(run, Switches(speeds="1:1:7"))
     before = {part: dict(grid) for part, grid in lab.bench.grids.items()}
     lab.round(1, lambda event: None)
     assert isinstance(lab.method, SparseLoCo)
@@ -201,6 +201,6 @@ def test_in_the_mean_each_counts_once_or_as_often_as_it_has_taken_steps(weights)
     assert all([each.steps for each in contributions] == [1, 1, 7] for contributions in sent.values())
     lab.round(2, lambda event: None)
     for part, layout in model_layout(run).items():
-        term = outer_term(sent[part], layout, run, by_steps if weights == "steps" else equally)
+        term = outer_term(sent[part], layout, run)
         for name in layout:
             assert torch.equal(lab.bench.grids[part][name], (before[part][name] - term[name]).to(torch.int32))

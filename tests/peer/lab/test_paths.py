@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer.lab.paths import AWAY, COST, Absence, Pass, absences, inner_steps, schedule
+from peer.lab.paths import AWAY, COST, Absence, Pass, absences, schedule
 
 speeds = st.lists(st.lists(st.integers(1, 8), min_size=1, max_size=4), min_size=1, max_size=5)
 
@@ -147,21 +147,3 @@ def test_members_of_any_speeds_are_busy_nearly_all_the_time_and_in_proportion(me
 def test_a_stage_without_members_or_one_that_never_ends_is_refused(stages):
     with pytest.raises(ValueError, match="members, and each member a positive speed"):
         schedule(stages, 1)
-
-
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=8), st.integers(0, 300))
-def test_inner_steps_are_shared_out_by_speed_and_none_is_left(shares: list[int], more: int):
-    total = len(shares) + more
-    steps = inner_steps(total, shares)
-    assert sum(steps) == total
-    assert min(steps) >= 1
-    for mine, speed in zip(steps, shares, strict=True):
-        exact = total * speed / sum(shares)
-        assert mine <= max(1, exact + 1)
-
-
-def test_steps_in_proportion_are_exact_where_they_can_be():
-    assert inner_steps(80, [1, 1, 2, 4]) == [10, 10, 20, 40]
-    assert inner_steps(80, [1, 1, 1, 1]) == [20] * 4
-    with pytest.raises(ValueError, match="too few"):
-        inner_steps(3, [1, 1, 1, 1])

@@ -191,7 +191,7 @@ def rest(lab: Lab, rounds: int) -> list[object]:
         ({"values": "sign"}, {}),
         ({"method": "diloco"}, {}),
         ({"late": 2, "lookahead": True}, {}),
-        ({"paths": "loose", "clip": "stage", "speeds": "1:2:2", "weights": "steps"}, {"outer": {"overlap": True}}),
+        ({"paths": "loose", "clip": "stage", "speeds": "1:2:2"}, {"outer": {"overlap": True, "weights": "steps"}}),
         ({"paths": "loose", "clip": "stage", "link": 0.5, "churn": 1.0}, {}),
         ({"method": "adamw"}, {}),
         ({"grassmann": 5}, {}),

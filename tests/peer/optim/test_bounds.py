@@ -35,6 +35,14 @@ def test_steps_of_twice_the_learning_rate_kept_back_in_every_round_stay_below(
     assert error * UNITS_PER_ONE <= largest_value(run, NORM, (16,), round)
 
 
+def test_who_may_take_four_times_as_many_steps_moves_four_times_as_far():
+    run, more = (
+        small_manifest(inner={"steps": 5, "most_steps": most, "weight_decay": 0.0}, outer={"weights": "steps"})
+        for most in (0, 20)
+    )
+    assert largest_value(more, NORM, (16,), 3) == pytest.approx(4 * largest_value(run, NORM, (16,), 3), rel=1e-6)
+
+
 def test_a_value_beyond_the_bound_is_refused_with_its_size():
     run = small_manifest()
     bound = largest_value(run, EMBEDDING_TENSOR, part_layout(run, EMBEDDING)[EMBEDDING_TENSOR], 3)

@@ -13,8 +13,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from peer.optim import kernels
 from peer.optim.grid import digest
-from peer.optim.outer import FACTOR_ONE, OuterState, as_chunks, by_steps, decay_and_add, equally, eta, outer_term, top_k
+from peer.optim.kernels import LARGEST_FACTOR
+from peer.optim.outer import FACTOR_ONE, OuterState, as_chunks, decay_and_add, eta, outer_term, top_k, weights
 from protocol.codec.chunks import chunk_grid
 from protocol.codec.contribution import Contribution, decode
 from protocol.errors import DivergedError
@@ -60,7 +62,8 @@ def test_the_term_is_the_equation(
 ):
     shape, (first, share, rounds, passed) = (6, 9), rates
     round = 1 + passed % rounds
-    run = manifest(learning_rate=first, final_learning_rate=share, rounds=rounds, aggregate=aggregate)
+    counts = "steps" if weighted else "equal"
+    run = manifest(learning_rate=first, final_learning_rate=share, rounds=rounds, aggregate=aggregate, weights=counts)
     grid = chunk_grid(shape, 4, 2)
     random_values = np.random.default_rng(seed)
     contributions, sent = [], []
@@ -71,7 +74,7 @@ def test_the_term_is_the_equation(
         name = ContributionName(EMBEDDING, round, PeerId(f"R{number + 1}"))
         contributions.append(Contribution(RUN, name, count, {"w": picked}))
         sent.append({place: int(values[place]) for place in places})
-    term = outer_term(contributions, {"w": shape}, run, by_steps if weighted else equally)["w"]
+    term = outer_term(contributions, {"w": shape}, run)["w"]
     factor = sparse_outer.rate(first, share, round, rounds)
     expected = sparse_outer.outer_term(sent, shape, factor, aggregate, steps if weighted else None)
     assert (term.numpy() == expected).all()
@@ -84,19 +87,40 @@ def test_eta_goes_from_the_first_rounds_to_the_last_ones():
     assert {eta(manifest().outer, round) for round in (1, 50, 100)} == {2**16}
 
 
-def test_weights_that_cannot_be_summed_up_exactly_are_refused():
-    run, shape = manifest(learning_rate=1.0), (6, 9)
-    picked = top_k(torch.ones(shape, dtype=torch.int32), chunk_grid(shape, 4, 2))
+def test_each_counts_as_often_as_it_has_taken_steps_and_once_at_least():
+    by_steps, equally = manifest(weights="steps").outer, manifest().outer
+    made = [Contribution(RUN, ContributionName(EMBEDDING, 1, PeerId(f"R{steps}")), steps, {}) for steps in (0, 1, 7)]
+    assert weights(made, by_steps, 2**16) == [1, 1, 7]
+    assert weights(made, equally, 2**16) == [1, 1, 1]
+
+
+@given(st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=40), st.integers(1, 2**20))
+def test_weights_are_halved_until_their_sum_is_exact(steps: list[int], eta: int):
+    made = [
+        Contribution(RUN, ContributionName(EMBEDDING, 1, PeerId(f"R{n}")), each, {}) for n, each in enumerate(steps)
+    ]
+    counted = weights(made, manifest(weights="steps").outer, eta)
+    assert sum(counted) * eta <= LARGEST_FACTOR
+    halved = next(shift for shift in range(32) if sum(max(1, each >> shift) for each in steps) * eta <= LARGEST_FACTOR)
+    assert counted == [max(1, each >> halved) for each in steps]
+    assert sorted(weights(made[::-1], manifest(weights="steps").outer, eta)) == sorted(counted)
+
+
+def test_the_largest_values_and_weights_fit_into_the_sums():
+    """Two of 2³¹ − 1 with all the weight that there may be, and one more step of each than that."""
+    run, shape = manifest(weights="steps", learning_rate=16.0), (6, 9)
+    picked = top_k(torch.full(shape, 2**31 - 1, dtype=torch.int32), chunk_grid(shape, 4, 2))
 
     def term(*steps: int) -> int:
         names = [ContributionName(EMBEDDING, 1, PeerId(f"R{number + 1}")) for number in range(len(steps))]
         made = [Contribution(RUN, name, count, {"w": picked}) for name, count in zip(names, steps, strict=True)]
-        return int(outer_term(made, {"w": shape}, run, by_steps)["w"].max())
+        return int(outer_term(made, {"w": shape}, run)["w"].max())
 
-    assert term(2**16) == term(2**15, 2**15) == 1
-    for steps in ((2**16 + 1,), (2**15, 2**15 + 1), (0, 1)):
+    assert {term(2**11, 2**11), term(2**11 + 1, 2**11 + 1), term(2**31 - 1, 1)} == {16 * (2**31 - 1)}
+    grid = chunk_grid(shape, 4, 2)
+    for weight in (2**12 + 1, 0):  # what no weights are
         with pytest.raises(ValueError, match="weights of"):
-            term(*steps)
+            kernels.outer_term([picked.offsets], picked.values[None], grid, 2**20, [weight], False)
 
 
 @pytest.mark.parametrize("values", ["bf16", "2bit"])

@@ -16,6 +16,7 @@ from protocol.codec.quantize import quantize
 from protocol.errors import FormatError
 from protocol.identity import EMBEDDING, ContributionName, Part, PeerId, RunId, stage_part
 from protocol.manifest import Manifest
+from protocol.tensor_formats import FORMATS
 from tests.reference.small_manifest import small_manifest
 
 RUN = RunId("ab" * 32)
@@ -94,6 +95,15 @@ def header(**changes: object) -> bytes:
     fields = {"magic": b"HPC2", "run": bytes(32), "round": 1, "steps": 1, "slot": 0, "part": 0, "codec": 0, "length": 2}
     fields |= changes
     return contributions.HEADER.pack(*fields.values())
+
+
+def test_no_more_inner_steps_are_behind_it_than_a_replica_may_take():
+    manifest = small_manifest(inner={"most_steps": 5}, outer={"weights": "steps"})
+    for steps in (3, 5):
+        with pytest.raises(FormatError, match="ends inside author"):  # the header is well, and nothing follows it
+            decode(header(steps=steps, codec=FORMATS[manifest.outer.values].contribution), manifest)
+    with pytest.raises(FormatError, match="with 6 inner steps"):
+        decode(header(steps=6, codec=FORMATS[manifest.outer.values].contribution), manifest)
 
 
 @pytest.mark.parametrize(

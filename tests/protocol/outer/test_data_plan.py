@@ -20,11 +20,12 @@ Counted = dict[int, int]
 """Slot → inner steps behind its contribution, of those that count in one round."""
 
 
-def manifest_of(replicas: int, steps: int, grace: int = 2, liars: int = 0) -> Manifest:
+def manifest_of(replicas: int, steps: int, grace: int = 2, liars: int = 0, more: int = 0) -> Manifest:
+    """`more`: so many steps more than H may a replica take."""
     return small_manifest(
         replicas={"groups": replicas, "datacenters": 0},
-        inner={"steps": steps, "sequences": 2, "microbatch": 1},
-        outer={"grace": grace, "liars": liars},
+        inner={"steps": steps, "most_steps": steps + more if more else 0, "sequences": 2, "microbatch": 1},
+        outer={"grace": grace, "liars": liars, "weights": "steps" if more else "equal"},
     )
 
 
@@ -37,7 +38,12 @@ def plans_open(manifest: Manifest) -> int:
 
 
 manifests = st.builds(
-    manifest_of, st.integers(1, 4), st.integers(1, 5), grace=st.integers(2, 3), liars=st.integers(0, 1)
+    manifest_of,
+    st.integers(1, 4),
+    st.integers(1, 5),
+    grace=st.integers(2, 3),
+    liars=st.integers(0, 1),
+    more=st.sampled_from([0, 0, 1, 3]),
 )
 slots = st.one_of(st.integers(0, 6), st.integers(0, 40))
 rounds = st.lists(st.dictionaries(slots, st.integers(1, 5), max_size=6), min_size=1, max_size=40)
@@ -61,7 +67,7 @@ def run(manifest: Manifest, rounds: list[Counted]) -> tuple[Reading, list[int]]:
 @given(manifests, rounds)
 @settings(max_examples=60, deadline=None)
 def test_it_says_what_the_plain_reference_says(manifest: Manifest, rounds: list[Counted]) -> None:
-    plain = ReadOnce(manifest.replicas.total, manifest.inner.steps, plans_open(manifest))
+    plain = ReadOnce(manifest.replicas.total, manifest.inner.steps_at_most, plans_open(manifest))
     reading = Reading.begin(manifest)
     for counted in [*rounds, {}]:
         for round in plain.plans:
@@ -89,7 +95,7 @@ def test_what_was_left_over_is_read_as_soon_as_somebody_reads(manifest: Manifest
     """No gap stays: a few whole rounds later, everything is read below what is given out."""
     reading, read = run(manifest, rounds)
     gaps = {*range(reading.fresh)} - {*read}
-    whole = {0: manifest.inner.steps}
+    whole = {0: manifest.inner.steps_at_most}
     for number in range(len(rounds) + 1, len(rounds) + 2 * plans_open(manifest) + len(gaps) + 1):
         read += chunks_of(reading.share(number, 0, manifest))
         reading = reading.fold(whole, manifest)
@@ -102,7 +108,7 @@ def test_no_two_replicas_have_the_same_chunk_in_any_open_rounds(manifest: Manife
     reading, _ = run(manifest, rounds)
     open = range(reading.folded + 1, reading.folded + 1 + plans_open(manifest))
     shares = [chunks_of(reading.share(round, slot, manifest)) for round in open for slot in range(50)]
-    assert {len(share) for share in shares} == {manifest.inner.steps}
+    assert {len(share) for share in shares} == {manifest.inner.steps_at_most}
     assert len({*chain(*shares)}) == len(list(chain(*shares)))
 
 
@@ -132,7 +138,7 @@ def test_it_says_nothing_of_rounds_before_but_what_is_left_over(manifest: Manife
     most = max(6, manifest.replicas.total)  # of whom something counts in a round
     seats = most * module.ABSENT_ROUNDS
     shares = plans_open(manifest) * (seats + max(module.NEWCOMERS, seats))
-    assert sum(end - first for first, end in reading.free) <= 2 * shares * manifest.inner.steps
+    assert sum(end - first for first, end in reading.free) <= 2 * shares * manifest.inner.steps_at_most
     assert len(reading.seen) <= seats
 
 
@@ -142,7 +148,7 @@ def test_it_says_nothing_of_rounds_before_but_what_is_left_over(manifest: Manife
 @given(manifests, st.integers(1, 40))
 @settings(max_examples=40, deadline=None)
 def test_with_all_replicas_in_all_rounds_each_round_is_the_next_chunks_by_slot(manifest: Manifest, last: int) -> None:
-    reading, replicas, steps = Reading.begin(manifest), manifest.replicas.total, manifest.inner.steps
+    reading, replicas, steps = Reading.begin(manifest), manifest.replicas.total, manifest.inner.steps_at_most
     for round in range(1, last + 1):
         for slot in range(replicas):
             first = ((round - 1) * replicas + slot) * steps

@@ -46,6 +46,14 @@ def test_a_round_is_complete_when_all_parts_have_all_that_are_awaited_and_as_man
     assert not round_policy.is_complete(replace(whole, parts=[part("")]))  # of nobody
 
 
+def test_the_others_are_done_when_nobody_is_awaited_but_this_peer():
+    me = PeerId("c")
+    assert not round_policy.others_are_done(ROUND, PeerId("a"))
+    assert round_policy.others_are_done(ROUND, me)  # a and b are here
+    missing = replace(ROUND, parts=[ROUND.parts[0], part("ab", a=1.0)])
+    assert not round_policy.others_are_done(missing, me)
+
+
 @pytest.mark.parametrize(("others_at", "gone_on", "complete"), [(5, False, False), (6, True, False), (7, True, True)])
 def test_with_overlap_the_others_have_gone_on_once_they_have_applied_the_round(others_at, gone_on, complete):
     seen = replace(ROUND, others_at=others_at)

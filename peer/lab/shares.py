@@ -1,0 +1,67 @@
+"""Which chunks of the text each of the lab's replicas reads in a round, one for each inner step; and so how many steps
+it takes."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from peer.data.batches import in_turn
+from protocol.manifest import Manifest
+from protocol.outer.data_plan import Reading, beginning, chunks
+
+
+@dataclass(slots=True)
+class Shares:
+    """The shares of a run's replicas, whose `speeds` are given by slot; none: all are equal.
+
+    Without `inner.most_steps` a round has M H steps in all. With it the slowest replica takes H, and each other one as
+    many as it can meanwhile; or what it has `taken` in a run that is played again: (round, slot) → inner steps.
+    """
+
+    manifest: Manifest
+    speeds: Sequence[int] = ()
+    taken: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    reading: Reading = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Begin before round 1."""
+        self.reading = Reading.begin(self.manifest)
+
+    def steps(self, round: int, slot: int) -> int:
+        """The inner steps that a replica takes in a round."""
+        inner, total = self.manifest.inner, self.manifest.replicas.total
+        if not inner.most_steps:
+            return in_proportion(total * inner.steps, self.speeds or [1] * total)[slot]
+        if (round, slot) in self.taken:
+            return self.taken[round, slot]
+        return (
+            min(inner.most_steps, inner.steps * self.speeds[slot] // min(self.speeds)) if self.speeds else inner.steps
+        )
+
+    def chunks(self, round: int, slot: int) -> Sequence[int]:
+        """The chunks that a replica reads in a round. Rounds are asked for in their order."""
+        count, slots = self.steps(round, slot), range(self.manifest.replicas.total)
+        if not self.manifest.inner.most_steps:
+            first = in_turn(self.manifest, round, 0, 0) + sum(self.steps(round, before) for before in range(slot))
+            return range(first, first + count)
+        while (over := self.reading.folded + 1) < round:
+            self.reading = self.reading.fold({each: self.steps(over, each) for each in slots}, self.manifest)
+        return list(chunks(beginning(self.reading.share(round, slot, self.manifest), count)))
+
+
+def in_proportion(total: int, speeds: Sequence[int]) -> list[int]:
+    """How many of `total` inner steps each replica takes where all take as long: in proportion to its speed, at least
+    one, and `total` in all.
+
+    Raises:
+        ValueError: they are too few for one each.
+    """
+    if total < len(speeds):
+        raise ValueError(f"{total} inner steps are too few for {len(speeds)} replicas")
+    exact = [total * speed / sum(speeds) for speed in speeds]
+    steps = [max(1, math.floor(each)) for each in exact]
+    while sum(steps) < total:
+        steps[max(range(len(steps)), key=lambda i: exact[i] - steps[i])] += 1
+    while sum(steps) > total:
+        steps[max(range(len(steps)), key=lambda i: steps[i] - exact[i] if steps[i] > 1 else -math.inf)] -= 1
+    return steps

@@ -1,0 +1,106 @@
+"""How many inner steps this peer's replica takes in a round, and which chunks of the text it reads in them.
+
+Replicas differ in speed, and a round is over when the slowest has contributed that is worth waiting for. With
+`inner.most_steps` a quick one takes more than H steps meanwhile, and counts for as many (`outer.weights`).
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from statistics import median_low
+
+from peer.network.discovery import Discovery
+from peer.swarm.rounds.parts import FollowedParts
+from peer.telemetry.decisions import GoalChanged
+from peer.telemetry.events import Listener
+from protocol.identity import EMBEDDING, PeerId
+from protocol.manifest import Manifest
+from protocol.outer.data_plan import Spans, beginning, chunks
+
+ROUNDS_REMEMBERED = 8
+
+TRAVEL_SECONDS = 2.0
+"""In this time, as a rule, news of a contribution is here, and it follows the news."""
+
+UNEVEN = 1.25
+"""Replicas whose speeds differ by less are even: over slow lines contributions travel for longer."""
+
+STEADY = 0.1
+"""A number of steps that differs from that of the rounds before by no more than this share changes nothing."""
+
+
+@dataclass(slots=True)
+class Speeds:
+    """What a peer has seen of the speeds of replicas, in seconds an inner step: the slowest other's and its own, of the
+    last rounds. Pure."""
+
+    slowest: deque[float] = field(default_factory=lambda: deque(maxlen=ROUNDS_REMEMBERED))
+    own: deque[float] = field(default_factory=lambda: deque(maxlen=ROUNDS_REMEMBERED))
+
+    def note(self, seconds: Mapping[PeerId, float], steps: Mapping[PeerId, int], me: PeerId) -> None:
+        """A round has ended: so many `seconds` after its beginning each replica's contribution came, with so many
+        `steps` behind it."""
+        others = [
+            (lasted - TRAVEL_SECONDS) / steps[each]
+            for each, lasted in seconds.items()
+            if each != me and steps.get(each)
+        ]
+        if others and steps.get(me) and seconds.get(me, 0.0) > 0.0:
+            self.slowest.append(max(others))
+            self.own.append(seconds[me] / steps[me])
+
+    @property
+    def ratio(self) -> float:
+        """How many steps this peer's replica takes while the slowest takes one; 1: as many, or nobody knows yet."""
+        return median_low(self.slowest) / median_low(self.own) if self.own else 1.0
+
+    def goal(self, usual: int, most: int) -> int:
+        """How many steps to take in a round in which the slowest takes the `usual` number, `most` at most."""
+        return min(most, int(usual * self.ratio)) if self.ratio >= UNEVEN else usual
+
+
+@dataclass(slots=True)
+class Workload:
+    """The steps and the text of this peer's replica, round by round."""
+
+    manifest: Manifest
+    followed: FollowedParts
+    discovery: Discovery
+    emit: Listener
+    speeds: Speeds = field(default_factory=Speeds)
+    goal: int = field(init=False)
+    """The inner steps that this peer's replica means to take in a round, as it was decided last."""
+
+    def __post_init__(self) -> None:
+        """Begin as all do."""
+        self.goal = self.manifest.inner.steps
+
+    def begin(self, round: int) -> Spans:
+        """Decide how many inner steps this peer's replica means to take in a round that begins; its share."""
+        inner = self.manifest.inner
+        goal = self.speeds.goal(inner.steps, inner.steps_at_most)
+        if abs(goal - self.goal) > STEADY * self.goal or goal == inner.steps != self.goal:
+            self.goal = goal
+            self.emit(GoalChanged(round, goal, self.speeds.ratio))
+        return self.share(round)
+
+    def share(self, round: int) -> Spans:
+        """The chunks that this peer's replica is to read in a round, in this order: one for each inner step."""
+        share = self.followed.reading.share(round, self.discovery.record.slot, self.manifest)
+        return beginning(share, self.goal)
+
+    def upcoming(self, round: int, share: Spans, done: int = 0) -> Iterator[int]:
+        """The chunks that this peer's replica reads next: of its share of a round after the first `done`, and of its
+        shares of the rounds that are planned after it."""
+        later = (self.share(each) for each in range(round + 1, self.followed.reading.planned + 1))
+        return chain(islice(chunks(share), done, None), *map(chunks, later))
+
+    def note(self, round: int, seconds: float, lasted: Mapping[PeerId, float], awaited: Iterable[PeerId]) -> None:
+        """A round has ended, which took so many `seconds`, and in which each replica's contribution to the token
+        embedding came when it had `lasted` so long. Who was `awaited`, and has not come, takes longer for H steps."""
+        if not self.manifest.inner.most_steps or EMBEDDING not in self.followed.parts:
+            return
+        missing = {each for each in awaited if each not in lasted}
+        steps = self.followed.parts[EMBEDDING].steps.get(round, {}) | dict.fromkeys(missing, self.manifest.inner.steps)
+        self.speeds.note({**dict.fromkeys(missing, seconds), **lasted}, steps, self.followed.me)

@@ -1,0 +1,126 @@
+"""Replicas of unequal speeds, which take as many inner steps as they can in a round and count by them: in virtual time,
+and bit by bit as in the lab."""
+
+from statistics import median
+from typing import Any
+
+import pytest
+import torch
+
+from bootstrap.genesis import load_run
+from peer.lab.reference_run import Lab
+from peer.telemetry.decisions import EndedEarly, GoalChanged
+from peer.telemetry.events import Contributed, Event, RoundDone
+from protocol.monitor import View
+from tests.world import test_cases
+from tests.world.owners import Owner
+from tests.world.runs import files_of
+from tests.world.test_cases import MakeWorld, all_end_well, join, manifest, told, worlds
+
+world = test_cases.world
+
+H, MOST, ROUNDS = 20, 200, 6
+
+TABLES: dict[str, dict[str, Any]] = {
+    "replicas": {"groups": 1, "datacenters": 1, "stages": 2, "compression": 4},
+    "inner": {"steps": H, "most_steps": MOST, "sequences": 6, "microbatch": 2, "warmup": 4},
+    "outer": {"rounds": ROUNDS, "weights": "steps"},
+}
+
+
+def steps(owner: Owner) -> dict[int, int]:
+    """The inner steps behind an owner's contribution to each round."""
+    return {event.round: event.steps for event in told(owner, Contributed)}
+
+
+def waited(owner: Owner) -> float:
+    """Which share of a round an owner waits for others after its contribution: the median from the third round on."""
+    moments = [(at, event) for run in owner.runs for at, event in run.events]
+    contributed = {event.round: at for at, event in moments if isinstance(event, Contributed)}
+    return median(
+        (at - contributed[event.round]) / event.seconds
+        for at, event in moments
+        if isinstance(event, RoundDone) and event.round > 2
+    )
+
+
+def played_again(tables: dict[str, dict[str, Any]], taken: dict[tuple[int, int], int]) -> dict[int, RoundDone]:
+    """The rounds of the lab, in which each replica takes as many steps as it took in the swarm."""
+    files, said = files_of(manifest(**tables)), list[Event]()
+    Lab.open(load_run(files), files, torch.device("cpu"), taken=taken).run(said.append)
+    return {event.round: event for event in said if isinstance(event, RoundDone)}
+
+
+@pytest.mark.parametrize(("group_speed", "center_speed", "overlap"), [(1.0, 2.0, False), (0.3, 12.0, True)])
+def test_the_quicker_replica_takes_more_steps_and_the_bits_are_those_of_the_lab(
+    group_speed: float, center_speed: float, overlap: bool
+):
+    tables = TABLES | {
+        "outer": TABLES["outer"] | {"overlap": overlap, "patience": 100.0}
+    }  # whoever is slow is waited for
+    with worlds() as world:
+        run = world(**tables)
+        group = [join(run, name, "volunteer", stage) for stage, name in enumerate(("first", "last"))]
+        center = join(run, "center", "datacenter")
+        for owner in group:
+            owner.machine.speed = group_speed
+        center.machine.speed = center_speed
+        all_end_well(run, *group, center, seconds=600)
+        assert run.monitor is not None
+        view: View = run.monitor.view()
+    quick, slow = (group[0], center) if group_speed < 1.0 else (center, group[0])
+    assert {*steps(slow).values()} == {H}
+    assert steps(quick)[1] == H  # nobody knows yet
+    assert min(steps(quick)[round] for round in range(4, ROUNDS)) >= 1.25 * H
+    assert told(quick, GoalChanged)
+    assert not told(slow, GoalChanged)
+    taken = {
+        (round, slot): each for slot, owner in enumerate((group[0], center)) for round, each in steps(owner).items()
+    }
+    assert len(taken) == 2 * ROUNDS
+    rounds = played_again(tables, taken)
+    for owner in (*group, center):
+        done = told(owner, RoundDone)
+        assert [event.round for event in done] == [*range(1, ROUNDS + 1)]
+        for event in done:
+            assert event.digests.items() <= rounds[event.round].digests.items(), (owner.name, event.round)
+    assert view.tokens == manifest(**tables).tokens_per_step * sum(taken.values())
+
+
+def test_the_quicker_replica_hardly_waits_any_more(world: MakeWorld):
+    shares = []
+    for tables in (TABLES, TABLES | {"inner": TABLES["inner"] | {"most_steps": 0}}):
+        run = world(**tables)
+        group = [join(run, name, "volunteer", stage) for stage, name in enumerate(("first", "last"))]
+        center = join(run, "center", "datacenter")
+        center.machine.speed = 2.0
+        all_end_well(run, *group, center, seconds=600)
+        shares.append(waited(center))
+    assert shares[0] < 0.75 * shares[1]
+
+
+def test_a_quick_replica_ends_with_the_others(world: MakeWorld):
+    """Who was slow is quick after the fourth round: nobody waits for the steps that a third replica meant to take."""
+    run = world(
+        **TABLES | {"replicas": {"groups": 0, "datacenters": 2}, "outer": TABLES["outer"] | {"patience": 100.0}}
+    )
+    quick, slow = (join(run, name, "datacenter") for name in ("quick", "slow"))
+    quick.machine.speed, slow.machine.speed = 4.0, 24.0
+
+    def wake() -> None:
+        slow.machine.speed = 4.0
+
+    run.when(lambda name, event: name == "slow" and isinstance(event, RoundDone) and event.round == 4, wake)
+    all_end_well(run, quick, slow, seconds=600)
+    assert steps(quick)[4] > 4 * H
+    assert H <= steps(quick)[6] < 2 * H
+    assert not told(quick, EndedEarly)
+
+
+def test_even_replicas_take_h_steps(world: MakeWorld):
+    run = world(**TABLES | {"replicas": {"groups": 0, "datacenters": 3}})
+    centers = [join(run, f"center-{number}", "datacenter") for number in range(3)]
+    for owner, speed in zip(centers, (3.0, 3.2, 3.4), strict=True):
+        owner.machine.speed = speed
+    all_end_well(run, *centers, seconds=600)
+    assert {each for owner in centers for each in steps(owner).values()} == {H}
