@@ -188,10 +188,15 @@ class Member:
             LeavingError: this peer is asked to go, or the run is over, before that.
             LostMemberError: the leader is gone, and has not contributed: another may need this peer for that.
         """
-        outer, embedding = self.here.outer, self.here.outer.followed.parts[EMBEDDING]
+        outer = self.here.outer
 
         def is_lost() -> bool:
-            return reports.ended and reports.peer not in embedding.ledger.accepted.get(outer.clock, {})
+            if EMBEDDING in outer.followed.parts:
+                here = reports.peer in outer.followed.parts[EMBEDDING].ledger.accepted.get(outer.clock, {})
+            else:  # an uncompressed group's later stages follow nothing that their leader contributes to
+                record = outer.discovery.records.get(reports.peer)
+                here = record is not None and record.contributed >= outer.clock
+            return reports.ended and not here
 
         while outer.clock < round and not outer.finished:
             if outer.over or outer.leaving:

@@ -244,7 +244,7 @@ class OuterLoop:
         reached = max(round, self.clock - 1)
         self.discovery.tell(round=reached, ending=reached == self.manifest.outer.rounds)
         await self.settle()
-        for due in self.manifest.outer.applied(round):
+        for due in self.manifest.outer.applied(round) if self.workload.looks else ():
             noted, awaited = self._noted(due), self._awaited(EMBEDDING, due)
             self.workload.note(due, monotonic() - noted.started, noted.lasted(EMBEDDING), awaited)
         if self.discovery.record.contributed < round:

@@ -76,6 +76,11 @@ class Workload:
         """Begin as all do."""
         self.goal = self.manifest.inner.steps
 
+    @property
+    def looks(self) -> bool:
+        """Whether this peer may take more steps than others, and so looks at what these contribute."""
+        return bool(self.manifest.inner.most_steps) and EMBEDDING in self.followed.parts
+
     def begin(self, round: int) -> Spans:
         """Decide how many inner steps this peer's replica means to take in a round that begins; its share."""
         inner = self.manifest.inner
@@ -99,8 +104,6 @@ class Workload:
     def note(self, round: int, seconds: float, lasted: Mapping[PeerId, float], awaited: Iterable[PeerId]) -> None:
         """A round has ended, which took so many `seconds`, and in which each replica's contribution to the token
         embedding came when it had `lasted` so long. Who was `awaited`, and has not come, takes longer for H steps."""
-        if not self.manifest.inner.most_steps or EMBEDDING not in self.followed.parts:
-            return
         missing = {each for each in awaited if each not in lasted}
         steps = self.followed.parts[EMBEDDING].steps.get(round, {}) | dict.fromkeys(missing, self.manifest.inner.steps)
         self.speeds.note({**dict.fromkeys(missing, seconds), **lasted}, steps, self.followed.me)

@@ -130,8 +130,9 @@ def test_a_goal_that_hardly_changes_stays(noise: float):
     assert said[1:] == [GoalChanged(4, H, 0.8)]
 
 
-def test_without_most_steps_nothing_is_looked_at():
-    work = workload([])
-    work.note(1, 50.0, {ME: 10.0, OTHER: 100.0}, [])
-    work.begin(2)
-    assert (work.goal, work.speeds.ratio) == (H, 1.0)
+def test_only_who_may_take_more_steps_and_sees_what_replicas_contribute_looks_at_it():
+    assert workload([], most_steps=MOST).looks
+    assert not workload([]).looks
+    of_a_later_stage = workload([], most_steps=MOST)
+    of_a_later_stage.followed.parts.clear()
+    assert not of_a_later_stage.looks
