@@ -34,7 +34,7 @@ FLAGS = {
     "why": "json",
     "status": "json watch",
     "testnet": (
-        "audit balance chaos compression data datacenters dir groups inner-steps layers memory no-compare "
+        "audit balance chaos compression data datacenters dir groups inner-steps layers memory most-steps no-compare "
         "optimizer overlap preset report rounds stages step-overlap"
     ),
     "lab run": "data device dir json report threads weights",

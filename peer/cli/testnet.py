@@ -78,6 +78,14 @@ def testnet(
             help="The groups' inner steps follow each other without draining the pipeline: `inner.overlap`.",
         ),
     ] = 0,
+    most_steps: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="Quick replicas take up to N inner steps while slow ones take H: `inner.most_steps`.",
+        ),
+    ] = 0,
     audit: Annotated[
         bool,
         typer.Option("--audit", help="Audit contributions beside the bootstrap node, and revoke whoever does harm."),
@@ -109,6 +117,7 @@ def testnet(
         compare=not no_compare,
         overlap=overlap,
         step_overlap=step_overlap,
+        most_steps=most_steps,
         audit=audit,
         layers=counts,
         balance=balance,

@@ -210,6 +210,8 @@ def _forbidden(seconds: float | None) -> None:
 def check_chaos(items: Iterable[ChaosItem], options: TestnetOptions) -> None:
     """Raises UserError where an item does not fit this swarm, and says what does."""
     items = tuple(items)
+    if items and options.most_steps:
+        raise UserError("--chaos: what faults cost is counted in steps that all take; leave --most-steps out")
     if sum(isinstance(item, Attacker) for item in items) > 1:
         raise UserError("--chaos: there is one attacker at most")
     for item in items:

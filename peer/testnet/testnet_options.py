@@ -34,6 +34,7 @@ class TestnetOptions:
     compare: bool = True
     overlap: bool = False
     step_overlap: int = 0
+    most_steps: int = 0
     audit: bool = False
     layers: tuple[int | str, ...] = ()
     balance: str | None = None
@@ -56,6 +57,7 @@ class TestnetOptions:
             "replicas": replicas,
             "inner": {
                 "steps": self.inner_steps,
+                "most_steps": self.most_steps,
                 "sequences": 8,
                 "microbatch": 2,
                 "overlap": self.step_overlap,
@@ -63,7 +65,11 @@ class TestnetOptions:
                 "learning_rate": 4e-3,
                 "warmup": min(40, total // 4),
             },
-            "outer": {"rounds": self.rounds, "overlap": self.overlap},
+            "outer": {
+                "rounds": self.rounds,
+                "overlap": self.overlap,
+                "weights": "steps" if self.most_steps else "equal",
+            },
             "evaluation": {"sequences": max(LEAST_EVALUATED, min(64, EVALUATED_TOKENS // context))},
         }
 

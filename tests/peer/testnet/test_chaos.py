@@ -1,5 +1,6 @@
 """The notation of faults: what is read is what is written, and what is wrong is named with a right example."""
 
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -184,6 +185,12 @@ def test_what_this_swarm_has_not_is_named(spec: str, words: str):
 
 def test_what_this_swarm_has_is_accepted():
     check_chaos(parse_chaos(",".join([*EXAMPLES.values(), "kill:all@round=6.20", "leave:bootstrap@9s"])), OPTIONS)
+
+
+def test_there_are_no_faults_where_replicas_take_as_many_steps_as_they_can():
+    with pytest.raises(UserError, match="leave --most-steps out"):
+        check_chaos(parse_chaos("kill:all@round=1"), replace(OPTIONS, most_steps=40))
+    check_chaos((), replace(OPTIONS, most_steps=40))
 
 
 def test_random_faults_need_somebody_to_hit():
