@@ -72,11 +72,6 @@ class Manifest(Section):
                 f"inner.sequences = {self.inner.sequences} must be a multiple of inner.microbatch "
                 f"= {self.inner.microbatch}"
             )
-        if self.inner.steps_at_most > self.inner.steps and self.outer.weights == "equal":
-            raise ValueError(
-                f"inner.most_steps = {self.inner.most_steps} lets some replicas take more steps than others; "
-                'give outer.weights = "steps", by which they count for more'
-            )
         if (late := self.late(0)) > self.inner.microbatches:
             raise ValueError(
                 f"inner.overlap = {self.inner.overlap} lets stage 0 pass {late} microbatches of the next step, "

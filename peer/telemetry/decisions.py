@@ -100,6 +100,42 @@ class Dismissed(EventBase):
 
 
 @dataclass(frozen=True, slots=True)
+class MemberChanged(EventBase):
+    """This peer leads a group, and between two rounds it exchanges a member for `peer`: with those of like speed
+    together, the groups are quicker."""
+
+    member: str
+    peer: str
+    stage: int
+    round: int
+
+    @property
+    def cause(self) -> str:
+        """What it is good for."""
+        return "the groups are quicker if volunteers of like speed are together"
+
+    @property
+    def words(self) -> str:
+        return f"Stage {self.stage} goes from peer {tail(self.member)} to peer {tail(self.peer)}: {self.cause}."
+
+
+@dataclass(frozen=True, slots=True)
+class Released(EventBase):
+    """This peer is free: the leader of its group has let it go, for a group that it suits better."""
+
+    replica: str
+
+    @property
+    def cause(self) -> str:
+        """What it is good for."""
+        return "the groups are quicker if volunteers of like speed are together"
+
+    @property
+    def words(self) -> str:
+        return f"Out of the group of {tail(self.replica)}, and free for another: {self.cause}."
+
+
+@dataclass(frozen=True, slots=True)
 class GoalChanged(EventBase):
     """This peer's replica means to take so many inner steps in a round from now on: the slowest other replica takes
     `ratio` times as long for one."""
@@ -388,6 +424,8 @@ Decision = (
     | Left
     | Avoided
     | Dismissed
+    | MemberChanged
+    | Released
     | GoalChanged
     | EndedEarly
     | WentOn

@@ -16,6 +16,7 @@ from peer.telemetry.decisions import (
     Placed,
     Pulse,
     Recalled,
+    Released,
     Waiting,
 )
 from peer.telemetry.events import (
@@ -148,6 +149,9 @@ class Status:
             case GroupBroken(_, _, _, reason):
                 self.replica, self.members, self.waiting = "", [], None
                 self._rest(reason)
+            case Released():
+                self.replica, self.members, self.waiting = "", [], None
+                self._rest(event.cause)
             case StepDone(round, step, loss, tokens):
                 follows = self._stepped is not None and (self.round, self.step) == (round, step)
                 self.step_seconds = now - self._stepped if self._stepped is not None and follows else None

@@ -19,6 +19,7 @@ from peer.telemetry.decisions import (
     Dismissed,
     EndedEarly,
     GoalChanged,
+    MemberChanged,
     NotCounted,
     Resynchronised,
     Suspected,
@@ -249,6 +250,7 @@ TOLD = (
     | Suspected
     | Tried
     | Dismissed
+    | MemberChanged
     | GoalChanged
     | EndedEarly
     | NotCounted

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cprotocol/schemas/group.proto\x12\nhetpeer.v1\"*\n\x06Member\x12\x0f\n\x07peer_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\":\n\nInvitation\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12\x0c\n\x04slot\x18\x02 \x01(\r\x12\r\n\x05stage\x18\x03 \x01(\r\"\x8b\x01\n\x0fInvitationReply\x12.\n\x04\x63ode\x18\x01 \x01(\x0e\x32 .hetpeer.v1.InvitationReply.Code\"H\n\x04\x43ode\x12\x14\n\x10\x43ODE_UNSPECIFIED\x10\x00\x12\x0c\n\x08\x41\x43\x43\x45PTED\x10\x01\x12\x0b\n\x07\x45NGAGED\x10\x02\x12\x0f\n\x0bWRONG_STAGE\x10\x03\"\x93\x01\n\x05Order\x12\"\n\x05\x62\x65gin\x18\x01 \x01(\x0b\x32\x11.hetpeer.v1.BeginH\x00\x12\x1c\n\x02go\x18\x02 \x01(\x0b\x32\x0e.hetpeer.v1.GoH\x00\x12 \n\x04halt\x18\x04 \x01(\x0b\x32\x10.hetpeer.v1.HaltH\x00\x12\x1e\n\x03\x65nd\x18\x05 \x01(\x0b\x32\x0f.hetpeer.v1.EndH\x00\x42\x06\n\x04kind\"\x97\x01\n\x05\x42\x65gin\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\r\x12\r\n\x05round\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\r\x12#\n\x07members\x18\x04 \x03(\x0b\x32\x12.hetpeer.v1.Member\x12\x18\n\x10\x65mbedding_digest\x18\x05 \x01(\t\x12\x13\n\x0b\x63ompression\x18\x06 \x01(\r\x12\x0c\n\x04goal\x18\x07 \x01(\r\"#\n\x02Go\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\r\x12\x0c\n\x04step\x18\x02 \x01(\r\"\x17\n\x04Halt\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\r\"\x14\n\x03\x45nd\x12\r\n\x05round\x18\x01 \x01(\r\"\xab\x01\n\x06Report\x12\"\n\x05ready\x18\x01 \x01(\x0b\x32\x11.hetpeer.v1.ReadyH\x00\x12$\n\x06\x62roken\x18\x03 \x01(\x0b\x32\x12.hetpeer.v1.BrokenH\x00\x12$\n\x06halted\x18\x04 \x01(\x0b\x32\x12.hetpeer.v1.HaltedH\x00\x12)\n\tround_end\x18\x05 \x01(\x0b\x32\x14.hetpeer.v1.RoundEndH\x00\x42\x06\n\x04kind\"O\n\x05Ready\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\r\x12\x18\n\x10\x65mbedding_digest\x18\x02 \x01(\t\x12\r\n\x05round\x18\x03 \x01(\r\x12\x0c\n\x04step\x18\x04 \x01(\r\":\n\x06\x42roken\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07\x63ulprit\x18\x03 \x01(\t\"-\n\x06Halted\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\r\x12\x12\n\nwaited_for\x18\x02 \x01(\t\"\x19\n\x08RoundEnd\x12\r\n\x05round\x18\x01 \x01(\r2{\n\x05Group\x12=\n\x06Invite\x12\x16.hetpeer.v1.Invitation\x1a\x1b.hetpeer.v1.InvitationReply\x12\x33\n\x06\x46ollow\x12\x11.hetpeer.v1.Order\x1a\x12.hetpeer.v1.Report(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cprotocol/schemas/group.proto\x12\nhetpeer.v1\"*\n\x06Member\x12\x0f\n\x07peer_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\":\n\nInvitation\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12\x0c\n\x04slot\x18\x02 \x01(\r\x12\r\n\x05stage\x18\x03 \x01(\r\"\x8b\x01\n\x0fInvitationReply\x12.\n\x04\x63ode\x18\x01 \x01(\x0e\x32 .hetpeer.v1.InvitationReply.Code\"H\n\x04\x43ode\x12\x14\n\x10\x43ODE_UNSPECIFIED\x10\x00\x12\x0c\n\x08\x41\x43\x43\x45PTED\x10\x01\x12\x0b\n\x07\x45NGAGED\x10\x02\x12\x0f\n\x0bWRONG_STAGE\x10\x03\"\xbb\x01\n\x05Order\x12\"\n\x05\x62\x65gin\x18\x01 \x01(\x0b\x32\x11.hetpeer.v1.BeginH\x00\x12\x1c\n\x02go\x18\x02 \x01(\x0b\x32\x0e.hetpeer.v1.GoH\x00\x12 \n\x04halt\x18\x04 \x01(\x0b\x32\x10.hetpeer.v1.HaltH\x00\x12\x1e\n\x03\x65nd\x18\x05 \x01(\x0b\x32\x0f.hetpeer.v1.EndH\x00\x12&\n\x07release\x18\x06 \x01(\x0b\x32\x13.hetpeer.v1.ReleaseH\x00\x42\x06\n\x04kind\"\x97\x01\n\x05\x42\x65gin\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\r\x12\r\n\x05round\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\r\x12#\n\x07members\x18\x04 \x03(\x0b\x32\x12.hetpeer.v1.Member\x12\x18\n\x10\x65mbedding_digest\x18\x05 \x01(\t\x12\x13\n\x0b\x63ompression\x18\x06 \x01(\r\x12\x0c\n\x04goal\x18\x07 \x01(\r\"#\n\x02Go\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\r\x12\x0c\n\x04step\x18\x02 \x01(\r\"\x17\n\x04Halt\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\r\"\x14\n\x03\x45nd\x12\r\n\x05round\x18\x01 \x01(\r\"\t\n\x07Release\"\xab\x01\n\x06Report\x12\"\n\x05ready\x18\x01 \x01(\x0b\x32\x11.hetpeer.v1.ReadyH\x00\x12$\n\x06\x62roken\x18\x03 \x01(\x0b\x32\x12.hetpeer.v1.BrokenH\x00\x12$\n\x06halted\x18\x04 \x01(\x0b\x32\x12.hetpeer.v1.HaltedH\x00\x12)\n\tround_end\x18\x05 \x01(\x0b\x32\x14.hetpeer.v1.RoundEndH\x00\x42\x06\n\x04kind\"O\n\x05Ready\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\r\x12\x18\n\x10\x65mbedding_digest\x18\x02 \x01(\t\x12\r\n\x05round\x18\x03 \x01(\r\x12\x0c\n\x04step\x18\x04 \x01(\r\":\n\x06\x42roken\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07\x63ulprit\x18\x03 \x01(\t\"-\n\x06Halted\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\r\x12\x12\n\nwaited_for\x18\x02 \x01(\t\"\x19\n\x08RoundEnd\x12\r\n\x05round\x18\x01 \x01(\r2{\n\x05Group\x12=\n\x06Invite\x12\x16.hetpeer.v1.Invitation\x1a\x1b.hetpeer.v1.InvitationReply\x12\x33\n\x06\x46ollow\x12\x11.hetpeer.v1.Order\x1a\x12.hetpeer.v1.Report(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,25 +40,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_INVITATIONREPLY_CODE']._serialized_start=216
   _globals['_INVITATIONREPLY_CODE']._serialized_end=288
   _globals['_ORDER']._serialized_start=291
-  _globals['_ORDER']._serialized_end=438
-  _globals['_BEGIN']._serialized_start=441
-  _globals['_BEGIN']._serialized_end=592
-  _globals['_GO']._serialized_start=594
-  _globals['_GO']._serialized_end=629
-  _globals['_HALT']._serialized_start=631
-  _globals['_HALT']._serialized_end=654
-  _globals['_END']._serialized_start=656
-  _globals['_END']._serialized_end=676
-  _globals['_REPORT']._serialized_start=679
-  _globals['_REPORT']._serialized_end=850
-  _globals['_READY']._serialized_start=852
-  _globals['_READY']._serialized_end=931
-  _globals['_BROKEN']._serialized_start=933
-  _globals['_BROKEN']._serialized_end=991
-  _globals['_HALTED']._serialized_start=993
-  _globals['_HALTED']._serialized_end=1038
-  _globals['_ROUNDEND']._serialized_start=1040
-  _globals['_ROUNDEND']._serialized_end=1065
-  _globals['_GROUP']._serialized_start=1067
-  _globals['_GROUP']._serialized_end=1190
+  _globals['_ORDER']._serialized_end=478
+  _globals['_BEGIN']._serialized_start=481
+  _globals['_BEGIN']._serialized_end=632
+  _globals['_GO']._serialized_start=634
+  _globals['_GO']._serialized_end=669
+  _globals['_HALT']._serialized_start=671
+  _globals['_HALT']._serialized_end=694
+  _globals['_END']._serialized_start=696
+  _globals['_END']._serialized_end=716
+  _globals['_RELEASE']._serialized_start=718
+  _globals['_RELEASE']._serialized_end=727
+  _globals['_REPORT']._serialized_start=730
+  _globals['_REPORT']._serialized_end=901
+  _globals['_READY']._serialized_start=903
+  _globals['_READY']._serialized_end=982
+  _globals['_BROKEN']._serialized_start=984
+  _globals['_BROKEN']._serialized_end=1042
+  _globals['_HALTED']._serialized_start=1044
+  _globals['_HALTED']._serialized_end=1089
+  _globals['_ROUNDEND']._serialized_start=1091
+  _globals['_ROUNDEND']._serialized_end=1116
+  _globals['_GROUP']._serialized_start=1118
+  _globals['_GROUP']._serialized_end=1241
 # @@protoc_insertion_point(module_scope)

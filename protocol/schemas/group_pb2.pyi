@@ -42,16 +42,18 @@ class InvitationReply(_message.Message):
     def __init__(self, code: _Optional[_Union[InvitationReply.Code, str]] = ...) -> None: ...
 
 class Order(_message.Message):
-    __slots__ = ("begin", "go", "halt", "end")
+    __slots__ = ("begin", "go", "halt", "end", "release")
     BEGIN_FIELD_NUMBER: _ClassVar[int]
     GO_FIELD_NUMBER: _ClassVar[int]
     HALT_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
     begin: Begin
     go: Go
     halt: Halt
     end: End
-    def __init__(self, begin: _Optional[_Union[Begin, _Mapping]] = ..., go: _Optional[_Union[Go, _Mapping]] = ..., halt: _Optional[_Union[Halt, _Mapping]] = ..., end: _Optional[_Union[End, _Mapping]] = ...) -> None: ...
+    release: Release
+    def __init__(self, begin: _Optional[_Union[Begin, _Mapping]] = ..., go: _Optional[_Union[Go, _Mapping]] = ..., halt: _Optional[_Union[Halt, _Mapping]] = ..., end: _Optional[_Union[End, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ...) -> None: ...
 
 class Begin(_message.Message):
     __slots__ = ("attempt", "round", "step", "members", "embedding_digest", "compression", "goal")
@@ -90,6 +92,10 @@ class End(_message.Message):
     ROUND_FIELD_NUMBER: _ClassVar[int]
     round: int
     def __init__(self, round: _Optional[int] = ...) -> None: ...
+
+class Release(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class Report(_message.Message):
     __slots__ = ("ready", "broken", "halted", "round_end")

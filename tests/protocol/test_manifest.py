@@ -177,7 +177,6 @@ def test_every_round_is_applied_once_with_overlap_one_boundary_later_and_none_is
         ({"model": {"preset": "nano"}, "replicas": {"compression": 7}}, "compression = 7 must divide"),
         ({"model": {"preset": "nano"}, "replicas": {"anchor": "token"}}, "'complement' or 'embedding'"),
         ({"model": {"preset": "nano"}, "inner": {"subspace_steps": True}}, 'is for optimizer = "muon"'),
-        ({"model": {"preset": "nano"}, "inner": {"most_steps": 200}}, 'give outer.weights = "steps"'),
         ({"model": {"preset": "nano"}, "inner": {"steps": 5, "most_steps": 4}}, "give 5 to 80, or leave it out"),
         ({"model": {"preset": "nano"}, "inner": {"steps": 5, "most_steps": 81}}, "give 5 to 80, or leave it out"),
         ({"model": {"preset": "nano"}, "outer": {"weights": "steps", "clip": "median"}}, "knows no weights"),

@@ -9,8 +9,8 @@ import torch
 
 from bootstrap.genesis import load_run
 from peer.lab.reference_run import Lab
-from peer.telemetry.decisions import EndedEarly, GoalChanged
-from peer.telemetry.events import Contributed, Event, RoundDone
+from peer.telemetry.decisions import EndedEarly, GoalChanged, MemberChanged, Released
+from peer.telemetry.events import Contributed, Event, GroupBroken, GroupFormed, RoundDone
 from protocol.monitor import View
 from tests.world import test_cases
 from tests.world.owners import Owner
@@ -124,3 +124,28 @@ def test_even_replicas_take_h_steps(world: MakeWorld):
         owner.machine.speed = speed
     all_end_well(run, *centers, seconds=600)
     assert {each for owner in centers for each in steps(owner).values()} == {H}
+
+
+def test_groups_exchange_members_so_that_the_quick_are_together(world: MakeWorld):
+    """They form as their volunteers come, quick ones with slow ones. After the first round the quick ones are together,
+    and take more steps than the slow ones; nothing of a round is lost, and all end with the same bits."""
+    people = {"groups": 2, "datacenters": 0, "stages": 2, "compression": 4}
+    run = world(**TABLES | {"replicas": people})
+    quick_first, slow_last = join(run, "quick-0", "volunteer", 0), run.add("slow-1", "volunteer", 1)
+    slow_last.machine.speed = 4.0
+    run.start(slow_last)
+    assert run.run_until(lambda: bool(told(quick_first, GroupFormed)), 30)
+    slow_first, quick_last = run.add("slow-0", "volunteer", 0), join(run, "quick-1", "volunteer", 1)
+    slow_first.machine.speed = 4.0
+    run.start(slow_first)
+    owners = (quick_first, quick_last, slow_first, slow_last)
+    all_end_well(run, *owners, seconds=600)
+    assert [told(owner, MemberChanged)[0].round for owner in (quick_first, slow_first)] == [2, 2]
+    assert all(len(told(owner, Released)) == 1 for owner in (quick_last, slow_last))
+    last = {owner.name: told(owner, GroupFormed)[-1].replica for owner in owners}
+    assert last["quick-0"] == last["quick-1"] != last["slow-0"] == last["slow-1"]
+    assert steps(quick_last)[ROUNDS - 1] == steps(quick_first)[ROUNDS - 1] > 2 * H
+    assert steps(slow_last)[ROUNDS - 1] == steps(slow_first)[ROUNDS - 1] == H
+    assert not any(told(owner, GroupBroken) for owner in owners)
+    ends = [told(owner, RoundDone)[-1].digests for owner in owners]
+    assert len({each["embedding"] for each in ends}) == 1

@@ -2,26 +2,26 @@
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
 from peer.network.duplex import BreachError
-from peer.network.gossip import Reconciler
-from peer.network.group import Attempt, Membership, Orders, Seat, invite, lead, orders_to, report
+from peer.network.group import Attempt, Orders, Seat, lead, orders_to, report
 from peer.swarm import waits
 from peer.swarm.group.compression import Choice
-from peer.swarm.group.plan import backoff_seconds, choose_members, goes_first, preferred
+from peer.swarm.group.plan import backoff_seconds, better_members, goes_first
+from peer.swarm.group.seats import after, fill, pause
 from peer.swarm.group.stage_round import RoundText, StageRound
 from peer.swarm.group.stragglers import LATE, Accusations, held_up
 from peer.swarm.text_reader import Reader
-from peer.telemetry.decisions import CompressionChosen, Dismissed, Waiting
+from peer.telemetry.decisions import CompressionChosen, Dismissed, MemberChanged, Waiting
 from peer.telemetry.events import GroupBroken, GroupFormed
-from protocol.clock import monotonic, unix_time
+from protocol.clock import unix_time
 from protocol.errors import HetpeerError, LostMemberError, PeerError
 from protocol.identity import EMBEDDING, PeerId, ReplicaId
-from protocol.net.tasks import Children, Notifier
+from protocol.net.tasks import Children
 from protocol.schemas import group_pb2 as pb
 from protocol.trust.records import PeerRecord
 
@@ -33,14 +33,11 @@ ANSWER_SECONDS = 60.0
 TOLD_SECONDS = 3.0
 """A wait for a member's answer that has lasted so long is told."""
 
-EAGER = 3
-"""After so many failures in a row a leader takes its time."""
+REGROUP_ROUNDS = 4
+"""After the first round, and then after so many, groups look whether they would be quicker with others' members."""
 
-MEASURED = 4
-"""To so many candidates for a seat the distance is measured."""
-
-MEASURE_SECONDS = 1.5
-"""Who does not answer twice in so long is too far away, or too busy."""
+REGROUP_SECONDS = 15.0
+"""So long a leader waits for whom another one has to let go; then it takes whoever is free."""
 
 
 @dataclass(slots=True)
@@ -55,6 +52,10 @@ class Leader:
     attempt: int = 0
     announced: list[str] = field(default_factory=list)
     accusations: Accusations = field(default_factory=Accusations)
+    wished: dict[int, PeerRecord] = field(default_factory=dict)
+    """Whom it waits for at some stages: members of other groups, which let them go."""
+    looked_at: int = 0
+    """The round before which it looked last for better members."""
     late: PeerId | None = None
     """Whom this stage waited for when the step in flight had lasted too long."""
 
@@ -102,17 +103,20 @@ class Leader:
         """Until every stage has a member; False: the run is over, or this peer leaves. The rounds of the others go on
         meanwhile, and so do ours."""
         outer, attempt = self.here.outer, 0
+        self._regroup()
+        is_over = after(REGROUP_SECONDS if self.wished else 0.0)
         while not (outer.over or outer.leaving):
+            self.wished = {} if is_over() else self.wished
             self._forget_the_lost()
             if self._complete:
                 return True
             await self.here.handover.inherit()
-            if self._goes_first():
+            if not self.wished and self._goes_first():
                 for stream in self.orders.values():
                     stream.abort("another group goes first")
                 self._forget_the_lost()
             else:
-                for stage, seat in (await fill(outer.reconciler, self.seats, attempt)).items():
+                for stage, seat in (await fill(outer.reconciler, self.seats, attempt, self.wished)).items():
                     self._call(stage, seat)
             if self._complete:
                 return True
@@ -128,6 +132,22 @@ class Leader:
                 await outer.discovery.news.wait(backoff_seconds(attempt, random.uniform(0.5, 1.5)))
             attempt += 1
         return False
+
+    def _regroup(self) -> None:
+        """Between two rounds: let those members go whom another group needs more, as all leaders do at once. Where all
+        take H steps it is the slowest group that counts, which no change of members makes quicker."""
+        outer, me = self.here.outer, self.here.outer.discovery.record
+        due = outer.clock % REGROUP_ROUNDS == 2 % REGROUP_ROUNDS and outer.clock != self.looked_at
+        if self.here.round or not due or not self._complete or not outer.manifest.inner.most_steps:
+            return
+        self.looked_at = outer.clock
+        mine = {stage: seat.peer_id for stage, seat in self.seats.items()}
+        self.wished = better_members(outer.discovery.peers(), me, outer.manifest.replicas.stages, mine)
+        for stage, peer in self.wished.items():
+            outer.emit(MemberChanged(mine[stage], peer.peer_id, stage, outer.clock))
+            stream, _ = self.orders.pop(stage), self.seats.pop(stage)
+            stream.send(pb.Order(release=pb.Release()))
+            stream.close()
 
     def _goes_first(self) -> PeerId | None:
         """The leader of another group, which is to be filled before this one; None: no other is."""
@@ -339,52 +359,3 @@ class Leader:
     def _order(self, order: pb.Order) -> None:
         for stream in self.orders.values():
             stream.send(order)
-
-
-# How seats are filled: a leader asks free volunteers, stage by stage
-
-
-async def fill(reconciler: Reconciler, taken: Mapping[int, Seat], attempt: int) -> dict[int, Seat]:
-    """Invite a volunteer to each seat that is not taken; the seats that are filled now, by stage.
-
-    An accepted invitation is a lease: its holder waits for the leader's call, and is free again if none comes.
-    """
-    discovery, contacts = reconciler.discovery, reconciler.contacts
-    me, stages = discovery.record, contacts.manifest.replicas.stages
-    await _measure(reconciler, [stage for stage in range(1, stages) if stage not in taken])
-    chosen = choose_members(discovery.peers(), me, stages, taken, attempt, discovery.trips)
-    seats = {stage: Seat(peer.peer_id, peer.address) for stage, peer in chosen.items()}
-    membership = Membership(ReplicaId(me.peer_id), me.slot)
-    accepted = await asyncio.gather(*(invite(stage, seat, membership, contacts) for stage, seat in seats.items()))
-    return {stage: seat for (stage, seat), yes in zip(seats.items(), accepted, strict=True) if yes}
-
-
-def after(seconds: float) -> Callable[[], bool]:
-    """Whether so much time has passed since now."""
-    until = monotonic() + seconds
-    return lambda: monotonic() >= until
-
-
-async def _measure(reconciler: Reconciler, stages: list[int]) -> None:
-    """Learn how far away the first candidates for each of the stages are, where there is a choice. Peers that compare
-    with each other know it."""
-    discovery = reconciler.discovery
-
-    async def ask(peer: PeerRecord) -> None:
-        await reconciler.compare(peer)
-        if peer.peer_id not in discovery.trips:  # the first comparison opened the channel
-            await reconciler.compare(peer)
-
-    orders = [preferred(discovery.peers(), discovery.record, stage) for stage in stages]
-    asked = [peer for order in orders if len(order) > 1 for peer in order[:MEASURED]]
-    unknown = [peer for peer in asked if peer.peer_id not in discovery.trips]
-    if unknown:
-        async with Children() as asking:
-            await asyncio.wait([asking.spawn(ask(peer)) for peer in unknown], timeout=MEASURE_SECONDS)
-
-
-async def pause(news: Notifier, failures: int) -> None:
-    """Between two attempts at a round, of which so many have failed in a row. After a few, news do not shorten it: each
-    attempt makes some."""
-    seconds = backoff_seconds(failures, random.uniform(0.5, 1.5))
-    await (news.wait(seconds) if failures < EAGER else asyncio.sleep(seconds))

@@ -7,7 +7,7 @@ from peer.network.group import Attempt, GroupService, Membership, Reports, Seat
 from peer.swarm import waits
 from peer.swarm.group.stage_round import StageRound
 from peer.swarm.rounds.outer_round import LOST_SECONDS
-from peer.telemetry.decisions import Waiting
+from peer.telemetry.decisions import Released, Waiting
 from peer.telemetry.events import GroupBroken, GroupFormed
 from protocol.clock import monotonic
 from protocol.errors import HetpeerError, LostMemberError, PeerError
@@ -58,7 +58,7 @@ class Member:
         await self.here.contribute()
 
     async def _dissolve(self, reports: Reports, reason: str) -> None:
-        """The leader is gone, and the group with it: be free for another, and go on with it where this round was left.
+        """The leader is gone, or lets this peer go: be free for another, and go on with it where this round was left.
         What there is of it is contributed when the others end the round, or at once if that is all."""
         reports.close()
         await self.here.abandon(reason)
@@ -91,9 +91,18 @@ class Member:
                         raise reports.breach(f"ended round {order.end.round} of {rounds}")
                     await self._finish_before(order.end.round + 1, reports)
                     reports.send(pb.Report(round_end=pb.RoundEnd(round=order.end.round)))
+                case "release":
+                    await self._release(membership, reports)
+                    return
                 case kind:
                     raise reports.breach(f"ordered {kind} where nothing of the kind was due")
         reports.close()
+
+    async def _release(self, membership: Membership, reports: Reports) -> None:
+        """Leave the group, as its leader wishes between two rounds: be free for another."""
+        self.seats = None
+        self.here.outer.emit(Released(membership.replica))
+        await self._dissolve(reports, "the leader has released this peer")
 
     def _wait_for_a_group(self) -> Waiting:
         """The wait of this peer, which has no group."""

@@ -17,6 +17,9 @@ ALIKE = math.log(1.5)
 UNKNOWN = math.log(2)
 """Who has not been measured counts as twice as fast, or half as fast."""
 
+MUCH_QUICKER = 1.2
+"""Groups change members for this and no less: speeds that are measured differ from round to round."""
+
 TURN_SECONDS = 20.0
 """Of two leaders that cannot both fill their groups, one has so much time for it, then perhaps the other."""
 
@@ -91,6 +94,34 @@ def choose_members(
     Who was declined asks the next one."""
     asked = {stage: preferred(peers, me, stage, trips) for stage in range(1, stages) if stage not in taken}
     return {stage: order[attempt % len(order)] for stage, order in asked.items() if order}
+
+
+def better_members(peers: Peers, me: PeerRecord, stages: int, mine: Mapping[int, PeerId]) -> dict[int, PeerRecord]:
+    """Whom the leader `me` should have at the stages where it has others (`mine`, by stage), if all groups changed
+    members so that the quickest are together; empty where they would not be much quicker, or a group is not whole.
+
+    A group is as quick as its slowest member. The sum of that over all groups is largest where the k-th quickest leader
+    has the k-th quickest volunteer of each stage. All leaders who know the same records come to the same.
+    """
+    volunteers = [peer for peer in peers if peer.role == "volunteer" and peer.peer_id != me.peer_id]
+    leaders = sorted([me, *(peer for peer in volunteers if peer.stage == 0 and peer.leads)], key=_fastest_first)
+    now = best = 0.0
+    ranked = {
+        stage: sorted((p for p in volunteers if p.stage == stage), key=_fastest_first) for stage in range(1, stages)
+    }
+    for rank, leader in enumerate(leaders):
+        own = [peer for peer in volunteers if peer.replica == leader.peer_id and peer.stage]
+        if len({peer.stage for peer in own}) < stages - 1:
+            return {}
+        pace = min(peer.tokens_per_second for peer in (leader, *own))
+        if not pace:  # somebody has not been measured
+            return {}
+        now += pace
+        best += min(peer.tokens_per_second for peer in (leader, *(ranked[stage][rank] for stage in ranked)))
+    if best < MUCH_QUICKER * now:
+        return {}
+    place = leaders.index(me)
+    return {stage: order[place] for stage, order in ranked.items() if order[place].peer_id != mine.get(stage)}
 
 
 def goes_first(peers: Peers, me: PeerRecord, stages: int, taken: Container[int], unix_seconds: float) -> PeerId | None:

@@ -15,8 +15,9 @@ from peer.network.bans import Bans
 from peer.network.duplex import Duplex
 from peer.network.group import GroupService, Orders, Reports, Seat, orders_to
 from peer.swarm.group.compression import Choice
-from peer.swarm.group.leader import Leader, fill, pause
+from peer.swarm.group.leader import Leader
 from peer.swarm.group.member import Member
+from peer.swarm.group.seats import fill, pause
 from peer.swarm.group.stragglers import FIRST_SECONDS, StepPace
 from peer.telemetry.decisions import Dismissed
 from peer.telemetry.events import Event, GroupBroken

@@ -1,9 +1,19 @@
 """Decisions, tried on invented swarms."""
 
+from itertools import permutations, product
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer.swarm.group.plan import TURN_SECONDS, backoff_seconds, choose_members, difference, goes_first
+from peer.swarm.group.plan import (
+    MUCH_QUICKER,
+    TURN_SECONDS,
+    backoff_seconds,
+    better_members,
+    choose_members,
+    difference,
+    goes_first,
+)
 from protocol.identity import PeerId
 from protocol.trust.records import PeerRecord
 
@@ -172,3 +182,85 @@ def test_nobody_lets_go_for_a_group_that_is_whole_or_holds_nothing_that_is_lacke
         assert firsts(whole, 3, turn * TURN_SECONDS) == {"a": None}
         assert firsts(lacking, 3, turn * TURN_SECONDS) == {"a": None, "b": None}
         assert firsts(spare, 3, turn * TURN_SECONDS)["a"] is None
+
+
+# Whom groups exchange
+
+
+def grouped(speeds: list[list[float]], spares: list[list[float]]) -> tuple[PeerRecord, ...]:
+    """Groups, each of these speeds by stage, and at each stage but the first some volunteers without one."""
+    seated = (
+        volunteer(f"g{group}-{stage}", stage, f"g{group}-0", speed)
+        for group, of in enumerate(speeds)
+        for stage, speed in enumerate(of)
+    )
+    free = (
+        volunteer(f"s{number}-{stage}", stage, "", speed)
+        for stage, of in enumerate(spares, 1)
+        for number, speed in enumerate(of)
+    )
+    return (*seated, *free)
+
+
+def exchanged(peers: tuple[PeerRecord, ...], stages: int) -> dict[str, dict[int, PeerRecord]]:
+    """Whom each leader would have at its later stages afterwards."""
+    found = {}
+    for leader in (peer for peer in peers if peer.leads):
+        mine = {peer.stage: peer for peer in peers if peer.replica == leader.peer_id and peer.stage}
+        better = better_members(peers, leader, stages, {stage: peer.peer_id for stage, peer in mine.items()})
+        assert all(peer.peer_id != mine[stage].peer_id for stage, peer in better.items())
+        found[leader.peer_id] = mine | better
+    return found
+
+
+def pace(peers: tuple[PeerRecord, ...], groups: dict[str, dict[int, PeerRecord]]) -> float:
+    """How quick all groups are together."""
+    led = {peer.peer_id: peer.tokens_per_second for peer in peers}
+    return sum(min(led[leader], *(each.tokens_per_second for each in of.values())) for leader, of in groups.items())
+
+
+groups_of_three = st.integers(1, 3).flatmap(
+    lambda count: st.tuples(
+        st.lists(
+            st.lists(st.sampled_from([1.0, 1.5, 2.0, 4.0, 8.0]), min_size=3, max_size=3), min_size=count, max_size=count
+        ),
+        st.lists(st.lists(st.sampled_from([1.0, 3.0, 8.0]), max_size=1), min_size=2, max_size=2),
+    )
+)
+
+
+@given(groups_of_three)
+def test_together_the_groups_are_as_quick_as_they_can_be_or_nearly_so_and_nobody_is_in_two(made):
+    peers = grouped(*made)
+    leaders = [peer for peer in peers if peer.stage == 0]
+    before = {
+        leader.peer_id: {peer.stage: peer for peer in peers if peer.replica == leader.peer_id and peer.stage}
+        for leader in leaders
+    }
+    after = exchanged(peers, 3)
+    seated = [peer.peer_id for of in after.values() for peer in of.values()]
+    assert len({*seated}) == len(seated)
+    of_stage = [[peer for peer in peers if peer.stage == stage] for stage in (1, 2)]
+    best = max(
+        pace(peers, {leader.peer_id: {1: one, 2: other} for leader, one, other in zip(leaders, *seating, strict=True)})
+        for seating in product(*(permutations(of, len(leaders)) for of in of_stage))
+    )
+    if best >= MUCH_QUICKER * pace(peers, before):
+        assert pace(peers, after) == best
+    else:
+        assert after == before
+
+
+def test_nobody_is_exchanged_where_a_group_is_not_whole_or_somebody_has_no_speed():
+    uneven = [[8.0, 1.0], [1.0, 8.0]]
+    whole = grouped(uneven, [[]])
+    assert {leader: of[1].peer_id for leader, of in exchanged(whole, 2).items()} == {"g0-0": "g1-1", "g1-0": "g0-1"}
+    me = whole[0]
+    assert better_members(whole[:3], me, 2, {1: PeerId("g0-1")}) == {}
+    unknown = grouped([[8.0, 1.0], [1.0, 0.0]], [[]])
+    assert better_members(unknown, unknown[0], 2, {1: PeerId("g0-1")}) == {}
+
+
+def test_a_quick_spare_takes_the_seat_of_a_slow_member():
+    peers = grouped([[8.0, 1.0]], [[7.0]])
+    assert exchanged(peers, 2)["g0-0"][1].peer_id == "s0-1"
