@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any, get_args
 
 from peer.telemetry.decisions import Decision, EventBase, Level, Pulse, Waiting
+from peer.telemetry.group_decisions import GroupDecision
 from protocol.wording import size, so_many, tail, tails
 
 
@@ -361,6 +362,7 @@ Event = (
     | Failed
     | Injected
     | Decision
+    | GroupDecision
     | Pulse
 )
 Listener = Callable[[Event], None]

@@ -7,18 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
-from peer.telemetry.decisions import (
-    CaughtUp,
-    CompressionChosen,
-    EndedEarly,
-    GoalChanged,
-    Left,
-    Placed,
-    Pulse,
-    Recalled,
-    Released,
-    Waiting,
-)
+from peer.telemetry.decisions import CaughtUp, EndedEarly, GoalChanged, Left, Placed, Pulse, Recalled, Waiting
 from peer.telemetry.events import (
     Contributed,
     Credited,
@@ -37,6 +26,7 @@ from peer.telemetry.events import (
     RoundDone,
     StepDone,
 )
+from peer.telemetry.group_decisions import CompressionChosen, Released
 from protocol.clock import monotonic
 
 DaemonState = Literal["starting", "waiting", "training", "paused", "leaving", "finished", "failed"]

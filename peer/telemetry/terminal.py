@@ -14,18 +14,7 @@ from rich.progress import Progress as Bar
 from rich.table import Column, Table
 from rich.text import Text
 
-from peer.telemetry.decisions import (
-    CompressionChosen,
-    Dismissed,
-    EndedEarly,
-    GoalChanged,
-    MemberChanged,
-    NotCounted,
-    Resynchronised,
-    Suspected,
-    Tried,
-    Waiting,
-)
+from peer.telemetry.decisions import EndedEarly, GoalChanged, NotCounted, Resynchronised, Suspected, Tried, Waiting
 from peer.telemetry.events import (
     CertificateRenewed,
     Evaluated,
@@ -47,6 +36,7 @@ from peer.telemetry.events import (
     Serving,
     StepDone,
 )
+from peer.telemetry.group_decisions import CompressionChosen, Dismissed, MemberChanged
 from peer.telemetry.run_report import Report
 from peer.telemetry.status import Status
 from protocol.clock import monotonic

@@ -9,8 +9,9 @@ import torch
 
 from bootstrap.genesis import load_run
 from peer.lab.reference_run import Lab
-from peer.telemetry.decisions import EndedEarly, GoalChanged, MemberChanged, Released
+from peer.telemetry.decisions import EndedEarly, GoalChanged
 from peer.telemetry.events import Contributed, Event, GroupBroken, GroupFormed, RoundDone
+from peer.telemetry.group_decisions import MemberChanged, Released
 from protocol.monitor import View
 from tests.world import test_cases
 from tests.world.owners import Owner

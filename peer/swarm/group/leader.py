@@ -16,8 +16,9 @@ from peer.swarm.group.seats import after, fill, pause
 from peer.swarm.group.stage_round import RoundText, StageRound
 from peer.swarm.group.stragglers import LATE, Accusations, held_up
 from peer.swarm.text_reader import Reader
-from peer.telemetry.decisions import CompressionChosen, Dismissed, MemberChanged, Waiting
+from peer.telemetry.decisions import Waiting
 from peer.telemetry.events import GroupBroken, GroupFormed
+from peer.telemetry.group_decisions import CompressionChosen, Dismissed, MemberChanged
 from protocol.clock import unix_time
 from protocol.errors import HetpeerError, LostMemberError, PeerError
 from protocol.identity import EMBEDDING, PeerId, ReplicaId

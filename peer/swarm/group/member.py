@@ -7,8 +7,9 @@ from peer.network.group import Attempt, GroupService, Membership, Reports, Seat
 from peer.swarm import waits
 from peer.swarm.group.stage_round import StageRound
 from peer.swarm.rounds.outer_round import LOST_SECONDS
-from peer.telemetry.decisions import Released, Waiting
+from peer.telemetry.decisions import Waiting
 from peer.telemetry.events import GroupBroken, GroupFormed
+from peer.telemetry.group_decisions import Released
 from protocol.clock import monotonic
 from protocol.errors import HetpeerError, LostMemberError, PeerError
 from protocol.identity import EMBEDDING, PeerId

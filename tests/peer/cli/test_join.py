@@ -14,8 +14,8 @@ from peer.pausing import is_told
 from peer.process import Terminal
 from peer.settings import PeerSettings
 from peer.store.home import locked, peer_folder
-from peer.telemetry.decisions import Dismissed
 from peer.telemetry.events import Event, Failed, Progress
+from peer.telemetry.group_decisions import Dismissed
 from peer.telemetry.journal import read_journal
 from protocol.errors import UserError
 from protocol.identity import RunId

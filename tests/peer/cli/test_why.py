@@ -11,7 +11,7 @@ from peer.process import Terminal
 from peer.store.home import locked, peer_folder
 from peer.swarm.rounds import round_policy
 from peer.swarm.rounds.own_credit import TOO_LATE
-from peer.telemetry.decisions import Counted, Dismissed, EndedEarly, NotCounted, Waiting, WentOn
+from peer.telemetry.decisions import Counted, EndedEarly, NotCounted, Waiting, WentOn
 from peer.telemetry.events import (
     Contributed,
     Event,
@@ -22,6 +22,7 @@ from peer.telemetry.events import (
     RoundDone,
     StepDone,
 )
+from peer.telemetry.group_decisions import Dismissed
 from peer.telemetry.journal import Journal
 from peer.telemetry.status import EventStream, Status
 from protocol.identity import RunId

@@ -2,7 +2,7 @@
 
 import pytest
 
-from peer.telemetry.decisions import Audited, CompressionChosen, EventBase, Resynchronised, Suspected, Tried, Waiting
+from peer.telemetry.decisions import Audited, EventBase, Resynchronised, Suspected, Tried, Waiting
 from peer.telemetry.events import (
     Credited,
     Evaluated,
@@ -16,6 +16,7 @@ from peer.telemetry.events import (
     from_line,
     to_line,
 )
+from peer.telemetry.group_decisions import CompressionChosen
 
 EVENTS = [
     Credited(3, 4096, ["QmNeighbour", "QmWitness"], True),

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from peer.telemetry.decisions import CaughtUp, CompressionChosen, Left, Pulse, Recalled, Waiting
+from peer.telemetry.decisions import CaughtUp, Left, Pulse, Recalled, Waiting
 from peer.telemetry.events import (
     Contributed,
     Credited,
@@ -20,6 +20,7 @@ from peer.telemetry.events import (
     RoundDone,
     StepDone,
 )
+from peer.telemetry.group_decisions import CompressionChosen
 from peer.telemetry.status import EventStream, Status
 
 

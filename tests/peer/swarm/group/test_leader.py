@@ -19,8 +19,8 @@ from peer.swarm.group.leader import Leader
 from peer.swarm.group.member import Member
 from peer.swarm.group.seats import fill, pause
 from peer.swarm.group.stragglers import FIRST_SECONDS, StepPace
-from peer.telemetry.decisions import Dismissed
 from peer.telemetry.events import Event, GroupBroken
+from peer.telemetry.group_decisions import Dismissed
 from protocol.identity import PeerId
 from protocol.net.tasks import Notifier
 from protocol.schemas import group_pb2 as pb
