@@ -95,7 +95,7 @@ def _wait(waiting: Waiting, seconds: float, width: int) -> str:
 
 def _round(status: Status, width: int) -> str:
     round = f"round {status.round or '–'} of {status.rounds or '–'}"
-    step = f"step {status.step}" + (f" of {status.inner_steps}" if status.inner_steps else "")
+    step = f"step {status.step}" + (f" of {status.inner_steps}" if status.inner_steps >= status.step else "")
     if status.loss is not None:
         step += f" · loss {status.loss:.3f}"
     if status.held_out is not None:
@@ -300,7 +300,10 @@ class TestnetScreen:
     def steps_done(self) -> int:
         """Inner steps of all rounds so far, where the swarm is furthest."""
         steps_in_round = self.report.manifest.inner.steps
-        return max((round - 1) * steps_in_round + done for round, done in (row.step for row in self.rows.values()))
+        return max(
+            (round - 1) * steps_in_round + min(done, steps_in_round)
+            for round, done in (row.step for row in self.rows.values())
+        )
 
     def draw(self) -> Group:
         """The table, the loss, the bar."""

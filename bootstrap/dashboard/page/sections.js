@@ -38,7 +38,7 @@ function links(peer) {
 const reached = (peer) => (peer.relayed ? "relayed" : "direct");
 
 function card(peer, view) {
-  const step = `round ${peer.round}, step ${peer.step} of ${view.inner_steps}`;
+  const step = `round ${peer.round}, step ${peer.step}${peer.step > view.inner_steps ? "" : ` of ${view.inner_steps}`}`;
   return make(
     "div", { class: "peer", "data-is": peer.state, "data-peer": peer.id },
     make("p", { class: "top" }, state(peer), id(peer.id)),
