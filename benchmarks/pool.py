@@ -77,7 +77,7 @@ class Arrangement:
             | {"compression": 1, "wire": "fp32"},
             inner={"steps": STEPS, "most_steps": self.most_steps, "overlap": self.overlap}
             | {"sequences": 2 * MICROBATCHES, "microbatch": 2},
-            outer={"rounds": rounds, "weights": "steps" if self.most_steps else "equal"},
+            outer={"rounds": rounds},
         )
 
 

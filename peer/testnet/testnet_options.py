@@ -65,11 +65,7 @@ class TestnetOptions:
                 "learning_rate": 4e-3,
                 "warmup": min(40, total // 4),
             },
-            "outer": {
-                "rounds": self.rounds,
-                "overlap": self.overlap,
-                "weights": "steps" if self.most_steps else "equal",
-            },
+            "outer": {"rounds": self.rounds, "overlap": self.overlap},
             "evaluation": {"sequences": max(LEAST_EVALUATED, min(64, EVALUATED_TOKENS // context))},
         }
 

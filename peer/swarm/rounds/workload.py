@@ -1,7 +1,7 @@
 """How many inner steps this peer's replica takes in a round, and which chunks of the text it reads in them.
 
 Replicas differ in speed, and a round is over when the slowest has contributed that is worth waiting for. With
-`inner.most_steps` a quick one takes more than H steps meanwhile, and counts for as many (`outer.weights`).
+`inner.most_steps` a quick one takes more than H steps meanwhile.
 """
 
 from collections import deque
