@@ -150,16 +150,16 @@ def train(arrangement: Arrangement, seed: int, rounds: int, kills: float) -> Row
                 owner = chance.choice(there)
                 world.kill(owner.process)  # type: ignore[arg-type]
                 world.at(world.loop.now + AGAIN_SECONDS, lambda: world.start(owner))
-            if any(each.process is not None for each in owners):
+            if there and not any(_told(each, RoundDone, rounds) for each in owners):
                 world.at(world.loop.now + kills, kill)
 
         if kills:
             world.at(began + kills, kill)
-        if not world.run_until(lambda: all(_done(owner, rounds) for owner in owners), 3600.0 * rounds):
+        if not world.run_until(lambda: all(owner.process is None for owner in owners), 3600.0 * rounds):
             raise SystemExit(f"{arrangement.name}, seed {seed}: the run did not end")
         leaders = [owner for owner in owners if owner.stage == 0]
-        ends = [min(at for at, _ in _told(each, RoundDone, WARM_ROUNDS)) for each in leaders]
-        last = [max(at for at, _ in _told(each, RoundDone, rounds)) for each in leaders]
+        ends = [at for owner in owners for at, _ in _told(owner, RoundDone, WARM_ROUNDS)]
+        last = [at for owner in owners for at, _ in _told(owner, RoundDone, rounds)]
         counted = range(WARM_ROUNDS + 1, rounds + 1)
         steps = [[_steps(each, round) for round in counted] for each in leaders]
         digests = {
@@ -181,11 +181,8 @@ def _told(owner: Owner, kind: type, round: int) -> list[tuple[float, Any]]:
 
 
 def _steps(owner: Owner, round: int) -> int:
-    return sum(event.steps for _, event in _told(owner, Contributed, round))
-
-
-def _done(owner: Owner, rounds: int) -> bool:
-    return bool(_told(owner, RoundDone, rounds))
+    """What counts of an owner in a round: who is killed may contribute to it once more, which counts nowhere."""
+    return max((event.steps for _, event in _told(owner, Contributed, round)), default=0)
 
 
 def table(rows: list[Row]) -> str:
