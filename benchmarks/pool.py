@@ -30,7 +30,7 @@ from unittest import mock
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from peer.compute.trainer import StageTrainer
-from peer.telemetry.events import Contributed, RoundDone
+from peer.telemetry.events import Contributed, Finished, RoundDone
 from protocol.manifest import Manifest
 from tests.reference.small_manifest import small_manifest
 from tests.world import standing as world_standing
@@ -162,14 +162,12 @@ def train(arrangement: Arrangement, seed: int, rounds: int, kills: float) -> Row
         last = [at for owner in owners for at, _ in _told(owner, RoundDone, rounds)]
         counted = range(WARM_ROUNDS + 1, rounds + 1)
         steps = [[_steps(each, round) for round in counted] for each in leaders]
-        digests = {
-            (part, digest)
-            for owner in owners
-            for _, event in _told(owner, RoundDone, rounds)
-            for part, digest in event.digests.items()
-        }
+        finished = [
+            event for owner in owners for run in owner.runs for _, event in run.events if isinstance(event, Finished)
+        ]
+        digests = {(part, digest) for event in finished for part, digest in event.digests.items()}
         tokens = sum(map(sum, steps)) * manifest.tokens_per_step / (max(last) - min(ends))
-        equal = len(digests) == len({part for part, _ in digests})
+        equal = len(finished) == len(owners) and len(digests) == len({part for part, _ in digests})
         shown = [each[-1] for each in steps]
     return Row(arrangement.name, seed, kills, tokens, bound, tokens / bound, shown, equal)
 
