@@ -15,7 +15,6 @@ from peer.swarm.group.plan import backoff_seconds, better_members, goes_first
 from peer.swarm.group.seats import after, fill, pause
 from peer.swarm.group.stage_round import RoundText, StageRound
 from peer.swarm.group.stragglers import LATE, Accusations, held_up
-from peer.swarm.roles import may_lead
 from peer.swarm.text_reader import Reader
 from peer.telemetry.decisions import Waiting
 from peer.telemetry.events import GroupBroken, GroupFormed
@@ -296,13 +295,10 @@ class Leader:
         for stage, _ in different:
             if stage in self.seats:
                 await self.here.compare_with(self.seats[stage].peer_id)
-        outer, ahead = self.here.outer, any(round > self.here.outer.clock for _, round in different)
-        if ahead and not any(may_lead(peer) for peer in outer.discovery.others()):
-            outer.give_up(outer.clock)
-        if self.here.steps or ahead:
+        if self.here.steps or any(round > self.here.outer.clock for _, round in different):
             await self._end_round()
         else:
-            await outer.settle_part(EMBEDDING)
+            await self.here.outer.settle_part(EMBEDDING)
             self.here.round = 0
 
     async def _inner_loop(self) -> None:

@@ -105,7 +105,8 @@ class OuterLoop:
     def begun(self) -> bool:
         """A run begins when all the replicas of its manifest have formed, or, once it has gathered, with one; who comes
         later finds it under way."""
-        formed = len(replicas(self.discovery.peers())) >= (1 if self.gathered else self.manifest.replicas.total)
+        needed = 1 if self.gathered else self.manifest.replicas.total
+        formed = len(replicas(self.discovery.peers())) >= needed
         contributed = any(each.ledger.accepted for each in self.followed.parts.values())
         return formed or contributed or self.clock > 1 or self.reconciler.witnesses.most_shown() > 0
 
@@ -150,6 +151,8 @@ class OuterLoop:
         if self.finished and self.compared and not self.told_finished:
             self.told_finished = True
             self.emit(Finished(self.manifest.outer.rounds, self.followed.digests))
+
+    # A round
 
     async def contribute(
         self, round: int, steps: int, moved: Moved, optimizer: Mapping[str, Tensor], share: Spans = ()
@@ -351,10 +354,6 @@ class OuterLoop:
                 if peer.contributed in later and peer.peer_id in lacking:
                     await self.reconciler.compare(peer)
 
-    def give_up(self, round: int) -> None:
-        """Nobody can do anything more in a round: a member of this peer's group, the only one, is past it."""
-        self._noted(round).passed = monotonic()
-
     def late(self, round: int, steps: int = 0) -> str:
         """Why a replica that still trains in this round should end its inner loop with the `steps` it has; or empty."""
         if self.told_over:
@@ -389,8 +388,9 @@ class OuterLoop:
 
     def _may_be_led(self, round: int) -> bool:
         contributed = frozenset().union(*(each.ledger.accepted.get(round, ()) for each in self.followed.parts.values()))
+        applied_in = round + self.manifest.outer.delay
         others, me = self.discovery.others(), self.discovery.record
-        return round_policy.may_be_led(others, me, round + self.manifest.outer.delay, contributed)
+        return round_policy.may_be_led(others, me, applied_in, contributed)
 
     def _awaited(self, part: Part, round: int) -> frozenset[PeerId]:
         """All who say that they train begin the run together. From then on who has contributed lately; a newcomer's

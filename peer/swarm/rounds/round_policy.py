@@ -121,7 +121,7 @@ class RoundSeen:
     started: float
     """When the round began here."""
     passed: float | None
-    """When this peer, still waiting, saw that the others had gone on, or its own members; None: they have not."""
+    """When this peer, still waiting, saw that the others had gone on; None: they have not."""
     least: int
     """So many contributions to each part there must be."""
     applied_in: int
@@ -162,7 +162,7 @@ def seconds_left(seen: RoundSeen, pace: Pace, now: float) -> float | None:
     waits = [pace.wait(seen.started, part.arrivals, len(part.awaited), seen.is_last) for part in seen.parts]
     if None not in waits:
         return max(wait for wait in waits if wait is not None) - now
-    if others_have_gone_on(seen) or not seen.led or seen.passed is not None:  # what exists of the round comes soon
+    if others_have_gone_on(seen) or not seen.led:  # what exists of the round comes soon
         return (now if seen.passed is None else seen.passed) + pace.grace - now
     return None
 

@@ -54,12 +54,6 @@ def test_the_others_are_done_when_nobody_is_awaited_but_this_peer():
     assert not round_policy.others_are_done(missing, me)
 
 
-def test_a_round_that_a_lone_groups_own_members_are_past_is_waited_for_no_longer_than_its_grace():
-    nobody = replace(ROUND, parts=[part("")])
-    assert round_policy.seconds_left(nobody, PACE, 200.0) is None
-    assert round_policy.seconds_left(replace(nobody, passed=190.0), PACE, 192.0) == pytest.approx(PACE.grace - 2)
-
-
 @pytest.mark.parametrize(("others_at", "gone_on", "complete"), [(5, False, False), (6, True, False), (7, True, True)])
 def test_with_overlap_the_others_have_gone_on_once_they_have_applied_the_round(others_at, gone_on, complete):
     seen = replace(ROUND, others_at=others_at)
