@@ -14,7 +14,7 @@ MOST_OVERLAP = 4
 """Of `inner.overlap`: more than this many microbatches a stage are not let into flight (`protocol.codec.frames`)."""
 
 MOST_UNEVEN = 16
-"""Of `inner.most_steps`: so many times H at most. Who lies about its steps counts as much more than others."""
+"""Of `inner.most_steps`: so many times H at most. Where weights go by steps, who lies counts for as many."""
 
 MOST_GATHER_SECONDS = 30 * 86400.0
 

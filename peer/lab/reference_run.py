@@ -92,7 +92,7 @@ class Lab:
             RoundDone(
                 round=round,
                 seconds=time.monotonic() - started,
-                tokens=manifest.tokens_per_step * sum(bench.shares.steps(round, each.slot) for each in bench.replicas),
+                tokens=manifest.tokens_per_step * sum(bench.shares.steps(round)),
                 contributions={str(part): count for part, count in counts.items()},
                 digests={part: digest(grid) for part, grid in bench.grids.items()},
                 pipeline_sent=0,

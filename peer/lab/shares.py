@@ -27,26 +27,24 @@ class Shares:
         """Begin before round 1."""
         self.reading = Reading.begin(self.manifest)
 
-    def steps(self, round: int, slot: int) -> int:
-        """The inner steps that a replica takes in a round."""
+    def steps(self, round: int) -> list[int]:
+        """The inner steps that each replica takes in a round, by slot."""
         inner, total = self.manifest.inner, self.manifest.replicas.total
+        speeds = self.speeds or [1] * total
         if not inner.most_steps:
-            return in_proportion(total * inner.steps, self.speeds or [1] * total)[slot]
-        if (round, slot) in self.taken:
-            return self.taken[round, slot]
-        return (
-            min(inner.most_steps, inner.steps * self.speeds[slot] // min(self.speeds)) if self.speeds else inner.steps
-        )
+            return in_proportion(total * inner.steps, speeds)
+        able = (min(inner.most_steps, inner.steps * speed // min(speeds)) for speed in speeds)
+        return [self.taken.get((round, slot), steps) for slot, steps in enumerate(able)]
 
     def chunks(self, round: int, slot: int) -> Sequence[int]:
         """The chunks that a replica reads in a round. Rounds are asked for in their order."""
-        count, slots = self.steps(round, slot), range(self.manifest.replicas.total)
+        steps = self.steps(round)
         if not self.manifest.inner.most_steps:
-            first = in_turn(self.manifest, round, 0, 0) + sum(self.steps(round, before) for before in range(slot))
-            return range(first, first + count)
+            first = in_turn(self.manifest, round, 0, 0) + sum(steps[:slot])
+            return range(first, first + steps[slot])
         while (over := self.reading.folded + 1) < round:
-            self.reading = self.reading.fold({each: self.steps(over, each) for each in slots}, self.manifest)
-        return list(chunks(beginning(self.reading.share(round, slot, self.manifest), count)))
+            self.reading = self.reading.fold(dict(enumerate(self.steps(over))), self.manifest)
+        return list(chunks(beginning(self.reading.share(round, slot, self.manifest), steps[slot])))
 
 
 def in_proportion(total: int, speeds: Sequence[int]) -> list[int]:

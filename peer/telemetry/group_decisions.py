@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from peer.telemetry.decisions import EventBase
 from protocol.wording import tail
 
+LIKE_SPEED = "the groups are quicker if volunteers of like speed are together"
+"""Why groups exchange members."""
+
 
 @dataclass(frozen=True, slots=True)
 class Dismissed(EventBase):
@@ -36,7 +39,7 @@ class MemberChanged(EventBase):
     @property
     def cause(self) -> str:
         """What it is good for."""
-        return "the groups are quicker if volunteers of like speed are together"
+        return LIKE_SPEED
 
     @property
     def words(self) -> str:
@@ -52,7 +55,7 @@ class Released(EventBase):
     @property
     def cause(self) -> str:
         """What it is good for."""
-        return "the groups are quicker if volunteers of like speed are together"
+        return LIKE_SPEED
 
     @property
     def words(self) -> str:

@@ -136,10 +136,7 @@ class Status:
             case GroupFormed(replica, _, members):
                 self.replica, self.members, self.waiting = replica, list(members), None
                 self._rest("it begins the inner loop")
-            case GroupBroken(_, _, _, reason):
-                self.replica, self.members, self.waiting = "", [], None
-                self._rest(reason)
-            case Released():
+            case GroupBroken() | Released():
                 self.replica, self.members, self.waiting = "", [], None
                 self._rest(event.cause)
             case StepDone(round, step, loss, tokens):

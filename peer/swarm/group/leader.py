@@ -138,7 +138,7 @@ class Leader:
         """Between two rounds: let those members go whom another group needs more, as all leaders do at once. Where all
         take H steps it is the slowest group that counts, which no change of members makes quicker."""
         outer, me = self.here.outer, self.here.outer.discovery.record
-        due = outer.clock % REGROUP_ROUNDS == 2 % REGROUP_ROUNDS and outer.clock != self.looked_at
+        due = outer.clock % REGROUP_ROUNDS == 2 and outer.clock != self.looked_at
         if self.here.round or not due or not self._complete or not outer.manifest.inner.most_steps:
             return
         self.looked_at = outer.clock

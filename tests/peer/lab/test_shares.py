@@ -25,15 +25,15 @@ def manifest(most_steps: int = 0) -> Manifest:
 
 def test_the_slowest_takes_h_steps_and_the_others_as_many_as_they_can_meanwhile():
     shares = Shares(manifest(13), [2, 3, 9])
-    assert [shares.steps(4, slot) for slot in range(3)] == [5, 7, 13]
-    assert [Shares(manifest(13)).steps(4, slot) for slot in range(3)] == [5, 5, 5]
-    assert [Shares(manifest(), [1, 1, 3]).steps(4, slot) for slot in range(3)] == [3, 3, 9]
+    assert shares.steps(4) == [5, 7, 13]
+    assert Shares(manifest(13)).steps(4) == [5, 5, 5]
+    assert Shares(manifest(), [1, 1, 3]).steps(4) == [3, 3, 9]
 
 
 def test_what_a_swarm_has_taken_is_played_again():
     shares = Shares(manifest(13), [1, 1, 2], {(2, 0): 3, (2, 2): 12})
-    assert [shares.steps(2, slot) for slot in range(3)] == [3, 5, 12]
-    assert [shares.steps(3, slot) for slot in range(3)] == [5, 5, 10]
+    assert shares.steps(2) == [3, 5, 12]
+    assert shares.steps(3) == [5, 5, 10]
 
 
 def test_every_chunk_is_read_once_and_as_a_swarm_gives_them_out():
@@ -50,7 +50,7 @@ def test_every_chunk_is_read_once_and_as_a_swarm_gives_them_out():
             assert own == list(chunks(beginning(reading.share(round, slot, run), len(own))))
             assert len(own) == taken.get((round, slot), H)
             read += own
-        reading = reading.fold({slot: shares.steps(round, slot) for slot in range(3)}, run)
+        reading = reading.fold(dict(enumerate(shares.steps(round))), run)
     assert len({*read}) == len(read)
     given = (
         {*range(reading.fresh)} - {*chunks(reading.free)} - {*chain(*(chunks(plan.spans) for plan in reading.plans))}
