@@ -12,6 +12,7 @@ from torch import Tensor
 
 from peer.model.embedding import DenseEmbedding, Embedding, FactoredEmbedding, anchor_of
 from peer.model.number_format import number_format
+from peer.model.stage import Stage
 from peer.model.subspace import Boundary, DirectBoundary, Formats, SubspaceBoundary, WholeBoundary, nested
 from protocol.manifest import Manifest
 
@@ -27,12 +28,14 @@ class Design:
     which it needs if the design is `anchored`, and may use up: the anchor takes its memory.
 
     `basis_dk` is U if the token embedding must not leave its subspace in an inner loop; None if all of TE is trained.
+    `stage` makes a stage of layers.
     """
 
     embedding: Callable[[], Embedding]
     boundaries: Callable[[Tensor | None], Boundaries]
     anchored: bool = False
     basis_dk: Tensor | None = None
+    stage: Callable[[Manifest, int], Stage] = Stage
 
 
 def design(manifest: Manifest, kind: Kind, basis_DD: Tensor | None, device: torch.device) -> Design:

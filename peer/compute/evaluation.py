@@ -14,7 +14,6 @@ from torch import Tensor
 from peer.compute.design import Boundaries, Design, design
 from peer.compute.replica import WholeReplica
 from peer.compute.trainer import GridView, load_stage
-from peer.model.stage import Stage
 from peer.optim.grid import to_float
 from protocol.identity import EMBEDDING, Part, stage_part
 from protocol.layout import EMBEDDING_TENSOR
@@ -45,7 +44,8 @@ class Evaluator:
         """`held_out_SM` [sequences, L + 1] are token ids nobody trains on. `own_design` is the lab's of a group. With a
         `replica` each evaluation takes its weights, and it must load a round before it trains again."""
         self.manifest = manifest
-        self.through = (own_design or design(manifest, "group", basis_DD, device)).boundaries
+        group = own_design or design(manifest, "group", basis_DD, device)
+        self.through = group.boundaries
         self.plain = design(manifest, "datacenter", None, device).boundaries
         self.held_out_SM = held_out_SM.to(device)
         self.device = device
@@ -53,7 +53,7 @@ class Evaluator:
         if replica is not None:
             self.stages = [each.stage for each in replica.stages]
         else:
-            self.stages = [Stage(manifest, stage).to(device) for stage in range(manifest.replicas.stages)]
+            self.stages = [group.stage(manifest, stage).to(device) for stage in range(manifest.replicas.stages)]
 
     def compile(self) -> None:
         """Let torch compile every layer."""
@@ -88,6 +88,6 @@ class Evaluator:
             if index:
                 boundary = boundaries(index - 1)
                 x_BLD = boundary.decode(boundary.encode(x_BLD, tokens_BL), tokens_BL)
-            x_BLD = stage(x_BLD)
+            x_BLD = stage(x_BLD, tokens_BL)
         loss: Tensor = self.stages[-1].lm_head(x_BLD, tokens_BM[:, 1:])
         return loss.item()

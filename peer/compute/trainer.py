@@ -71,7 +71,7 @@ class StageTrainer:
         self.first = stage == 0
         self.last = stage == manifest.replicas.stages - 1
         self.design = own_design or design(manifest, kind, basis_DD, device)
-        self.stage = Stage(manifest, stage).to(device)
+        self.stage = self.design.stage(manifest, stage).to(device)
         self.stage.recompute = self.arithmetic.recompute
         self.scale = self.stage.scale_gradients() if self.arithmetic.precision == "fp16" else GradientScale()
         self.embedding = self.design.embedding() if self.first else None
@@ -190,7 +190,7 @@ class StageTrainer:
             assert payload is not None
             entered = x_BLD = self.before.decode(payload, tokens_BL).requires_grad_()
         with self.arithmetic(self.device, self.manifest.model.context):
-            out = self.stage(x_BLD)
+            out = self.stage(x_BLD, tokens_BL)
             if self.last:
                 out = self.stage.lm_head(out, tokens_BM[:, 1:])
         self.in_flight[microbatch] = InFlight(tokens_BL, entered, out)

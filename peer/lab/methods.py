@@ -123,13 +123,11 @@ class Method(Protocol):
 
 def method(manifest: Manifest, switches: Switches, run: RunId) -> Method:
     """The method that the switches name."""
-    match switches.method:
-        case "sparseloco":
-            return SparseLoCo(manifest, switches, run)
-        case "diloco":
-            return DiLoCo(manifest, switches.momentum)
-        case "adamw":
-            return PerStep(manifest)
+    if switches.method == "adamw":
+        return PerStep(manifest)
+    loco = SparseLoCo(manifest, switches, run)
+    found = loco if switches.method == "sparseloco" else DiLoCo(manifest, switches.momentum)
+    return Averaged(found, switches.average, switches.begin_at_average) if switches.average else found
 
 
 @dataclass(slots=True)
@@ -166,7 +164,7 @@ class SparseLoCo:
         self, replica: LabReplica, part: Part, round: int, steps: int, moved: Mapping[str, Tensor]
     ) -> Contribution:
         state = replica.outer[part]
-        if self.switches.values == "manifest" and self.switches.indices == "rice":
+        if self.switches.values == "manifest" and self.switches.indices == "rice" and not self.switches.learns:
             blob, sent = state.contribute(self.run, round, replica.id, steps, moved)
             self.sent_bytes += len(blob)
             return sent
@@ -213,6 +211,52 @@ class DiLoCo:
                 grid[name] = to_int32(grid[name].to(torch.int64) - to_units(step), name)
                 self.sent_bytes += 4 * tensor.numel() * len(bench.replicas)
         return dict.fromkeys(bench.grids, len(bench.replicas))
+
+
+@dataclass(slots=True)
+class Averaged:
+    """Generalized primal averaging of outer states (GPA, arXiv 2512.17131). z moves as `method` has it, x ← μ x +
+    (1 − μ) z is the model, and inner loops begin at y = ν x + (1 − ν) z.
+
+    All three are on the grid, and functions of outer states that are closed, so peers would hold the same integers.
+    """
+
+    method: "SparseLoCo | DiLoCo"
+    average: float
+    """μ."""
+    begin: float
+    """ν."""
+    last: Grids = field(default_factory=dict)
+    """z; what the lab's grids have between two rounds is x."""
+
+    @property
+    def sent_bytes(self) -> int:
+        return self.method.sent_bytes
+
+    @sent_bytes.setter
+    def sent_bytes(self, sent: int) -> None:
+        self.method.sent_bytes = sent
+
+    def round(self, bench: Bench, round: int, emit: Listener) -> dict[Part, int]:
+        means = {part: dict(grid) for part, grid in bench.grids.items()}
+        last = self.last or means
+        begun = {part: mixed(self.begin, means[part], last[part]) for part in means}
+        for part, grid in bench.grids.items():
+            grid.update(begun[part])
+        counts = self.method.round(bench, round, emit)
+        for part, grid in bench.grids.items():
+            moved = {name: each.to(torch.int64) - begun[part][name] for name, each in grid.items()}
+            self.last[part] = {name: to_int32(last[part][name] + each, name) for name, each in moved.items()}
+            grid.update(mixed(self.average, means[part], self.last[part]))
+        return counts
+
+
+def mixed(share: float, some: Mapping[str, Tensor], rest: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """`share` of some tensors and the rest of others, on the grid."""
+    return {
+        name: to_int32((share * each.double() + (1 - share) * rest[name].double()).round().to(torch.int64), name)
+        for name, each in some.items()
+    }
 
 
 @dataclass(slots=True)

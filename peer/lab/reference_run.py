@@ -22,7 +22,7 @@ from peer.compute.evaluation import Evaluator
 from peer.data.batches import held_out_batch
 from peer.data.text import open_text
 from peer.lab.boundaries import Coder, GroupBoundaries
-from peer.lab.methods import DiLoCo, Method, PerStep, SparseLoCo, method
+from peer.lab.methods import Averaged, DiLoCo, Method, PerStep, SparseLoCo, method
 from peer.lab.replicas import Bench, Workshop
 from peer.lab.shares import Shares
 from peer.lab.switches import Switches
@@ -66,6 +66,7 @@ class Lab:
         held_out_SM = torch.from_numpy(held_out_batch(held_out, manifest))
         te_VD = to_float(grids[EMBEDDING][EMBEDDING_TENSOR])
         workshop = Workshop.open(manifest, switches, basis, te_VD, device, stacked=fast)
+        workshop.complete(grids)
         replicas = [workshop.replica(slot, grids) for slot in range(manifest.replicas.total)]
         evaluator = Evaluator(manifest, basis, held_out_SM, device, workshop.through)
         if fast and not workshop.stacks:
@@ -145,7 +146,7 @@ def load_lab(lab: Lab, path: Path) -> Any:
             state.error_feedback = _under(tensors, f"error/{replica.slot}/{part}/")
         for stage, own in enumerate(replica.optimizers):
             own.load(_under(tensors, f"adamw/{replica.slot}/{stage}/"))
-    _load_method(lab, tensors)
+    _load_method(lab, lab.method, tensors)
     if lab.bench.workshop.group is not None:
         lab.bench.workshop.group.steps = numbers["steps"]
         _load_group(lab.bench.workshop.group, tensors)
@@ -160,7 +161,17 @@ def _tensors(lab: Lab) -> Iterator[tuple[str, Tensor]]:
             yield from _named(f"error/{replica.slot}/{part}/", state.error_feedback)
         for stage, own in enumerate(replica.optimizers):
             yield from _named(f"adamw/{replica.slot}/{stage}/", own.tensors())
-    match lab.method:
+    yield from _tensors_of(lab.method)
+    if lab.bench.workshop.group is not None:
+        yield from _group_tensors(lab.bench.workshop.group)
+
+
+def _tensors_of(method: Method) -> Iterator[tuple[str, Tensor]]:
+    match method:
+        case Averaged(method=averaged, last=last):
+            for part, tensors in last.items():
+                yield from _named(f"last/{part}/", tensors)
+            yield from _tensors_of(averaged)
         case SparseLoCo(waiting=waiting):
             for round, parts in waiting.items():
                 for part, sent in parts.items():
@@ -179,8 +190,6 @@ def _tensors(lab: Lab) -> Iterator[tuple[str, Tensor]]:
             yield from _named("together/", optimizer.tensors())
         case _:
             pass
-    if lab.bench.workshop.group is not None:
-        yield from _group_tensors(lab.bench.workshop.group)
 
 
 def _group_tensors(group: GroupBoundaries) -> Iterator[tuple[str, Tensor]]:
@@ -216,8 +225,11 @@ def _load_group(group: GroupBoundaries, tensors: Mapping[str, Tensor]) -> None:
             spectrum.count, spectrum.seen = tensors[f"spectrum/{i}/{way}/counts"].tolist()
 
 
-def _load_method(lab: Lab, tensors: Mapping[str, Tensor]) -> None:
-    match lab.method:
+def _load_method(lab: Lab, method: Method, tensors: Mapping[str, Tensor]) -> None:
+    match method:
+        case Averaged() as method:
+            method.last = {part: own for part in lab.bench.grids if (own := _under(tensors, f"last/{part}/"))}
+            _load_method(lab, method.method, tensors)
         case SparseLoCo() as method:
             method.waiting = _waiting(lab, method, tensors)
         case DiLoCo() as method:

@@ -9,11 +9,11 @@ Letters of shapes: V vocabulary, d = D width of the residual stream, k dimension
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import base58
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from peer.compute.arithmetic import Arithmetic
 from peer.compute.design import Design, Kind
@@ -22,55 +22,19 @@ from peer.compute.trainer import StageTrainer
 from peer.data.batches import batch
 from peer.data.text import Text
 from peer.lab.boundaries import GroupBoundaries
+from peer.lab.designs import KINDS, SubspaceTable, design_of
 from peer.lab.late import ClipFactors, LateGradients, OverlappingSteps
 from peer.lab.paths import absences, schedule
 from peer.lab.pool import PoolRound
 from peer.lab.shares import Shares
 from peer.lab.stacked import StackedClip, StackedReplica, stackable
 from peer.lab.switches import Switches
-from peer.model.embedding import DenseEmbedding, Embedding, FactoredEmbedding, require_shape, split
 from peer.optim.inner import AdamW, place_in_run
 from peer.optim.outer import OuterState
 from peer.telemetry.events import Listener, StepDone
 from protocol.identity import EMBEDDING, Part, PeerId, stage_part
 from protocol.layout import writes_residual
 from protocol.manifest import Manifest
-
-
-class SubspaceTable(Embedding):
-    """T⊥[x] + T_S[x] with a dense T_S [V, d] to train, which begins every inner loop in the subspace."""
-
-    basis_dk: Tensor
-    anchor_Vd: Tensor
-    start_Vd: Tensor
-
-    def __init__(self, vocabulary: int, basis_dk: Tensor) -> None:
-        super().__init__()
-        empty_Vd = torch.empty(vocabulary, len(basis_dk), device=basis_dk.device)
-        self.ts_Vd = nn.Parameter(empty_Vd)
-        self.register_buffer("basis_dk", basis_dk, persistent=False)
-        self.register_buffer("anchor_Vd", empty_Vd.clone(), persistent=False)
-        self.register_buffer("start_Vd", empty_Vd.clone(), persistent=False)
-
-    def forward(self, tokens_BL: Tensor) -> Tensor:
-        return F.embedding(tokens_BL, self.anchor_Vd) + F.embedding(tokens_BL, self.ts_Vd)
-
-    @torch.no_grad()
-    def load(self, te_Vd: Tensor) -> None:
-        require_shape(te_Vd, self.anchor_Vd)
-        anchor_Vd = split(te_Vd, self.basis_dk)[1]
-        self.anchor_Vd.copy_(anchor_Vd)
-        self.ts_Vd.copy_(te_Vd - anchor_Vd)
-        self.start_Vd.copy_(self.ts_Vd)
-
-    @torch.no_grad()
-    def moved(self, start_Vd: Tensor) -> Tensor:
-        return self.start_Vd - self.ts_Vd
-
-    @torch.no_grad()
-    def project(self) -> None:
-        """T_S ← T_S U Uᵀ."""
-        self.ts_Vd.copy_(self.ts_Vd @ self.basis_dk @ self.basis_dk.T)
 
 
 @dataclass(slots=True)
@@ -156,6 +120,8 @@ class Workshop:
     device: torch.device
     wholes: dict[Kind, WholeReplica]
     group: GroupBoundaries | None
+    through: Design
+    """The design that a group is evaluated with."""
     pool: list[WholeReplica] = field(default_factory=list)
     """Where paths are loose, the weights of each group: all its members train at once."""
     stacks: dict[Kind, StackedReplica] = field(default_factory=dict)
@@ -172,35 +138,36 @@ class Workshop:
     ) -> "Workshop":
         """Room for the kinds that the manifest has replicas of. `genesis_VD` is TE before round 1. `stacked`: replicas
         of a kind train at once, where they can."""
-        own, group = None, None
+        group = None
         if manifest.replicas.groups and manifest.compressed and switches != switches.without_groups:
             group = GroupBoundaries.begin(manifest, switches, basis_DD.to(device), genesis_VD.to(device))
-            own = group_design(manifest, switches, group)
+        designs = {kind: design_of(kind, manifest, switches, basis_DD, device, group) for kind in KINDS}
         pool: list[WholeReplica] = []
         if switches.paths == "loose":
+            own = designs["group"]
             pool = [WholeReplica(manifest, "group", basis_DD, device, own) for _ in range(manifest.replicas.groups)]
         kinds: list[Kind] = []
         if manifest.replicas.groups and not pool:
             kinds.append("group")
         if manifest.replicas.datacenters:
             kinds.append("datacenter")
-        wholes = {
-            kind: WholeReplica(manifest, kind, basis_DD, device, own if kind == "group" else None) for kind in kinds
-        }
+        wholes = {kind: WholeReplica(manifest, kind, basis_DD, device, designs[kind]) for kind in kinds}
         copies = {"group": manifest.replicas.groups, "datacenter": manifest.replicas.datacenters}
         stacks: dict[Kind, StackedReplica] = {}
         if stacked and stackable(manifest, switches):
             stacks = {kind: StackedReplica(whole, copies[kind]) for kind, whole in wholes.items()}
-        return Workshop(manifest, switches, device, wholes, group, pool, stacks)
+        through = designs["group"]
+        if group is not None:
+            through = replace(through, boundaries=partial(group.boundaries, watched=False))
+        return Workshop(manifest, switches, device, wholes, group, through, pool, stacks)
 
-    @property
-    def through(self) -> Design | None:
-        """The design that a group is evaluated with, if it is not the protocol's."""
-        group = self.group
-        if group is None:
-            return None
-        own = group_design(self.manifest, self.switches, group)
-        return replace(own, boundaries=lambda te_VD: group.boundaries(te_VD, watched=False))
+    def complete(self, grids: Grids) -> None:
+        """Add to θ before round 1 what stages learn beside the tensors of the manifest: it begins at zero."""
+        whole = next(iter(self.wholes.values())) if self.switches.learns else None
+        for stage in whole.stages if whole else ():
+            own = stage.stage.tensors()
+            begun = {name: torch.zeros(each.shape, dtype=torch.int32) for name, each in own.items()}
+            grids[stage_part(stage.index)] = begun | grids[stage_part(stage.index)]
 
     def replica(self, slot: int, grids: dict[Part, dict[str, Tensor]]) -> LabReplica:
         """Groups have the first slots, datacenters the last, as in a swarm. All share the grids of θ."""
@@ -277,19 +244,6 @@ class InnerLoop:
     def finish(self, at: float) -> None:
         """The updates that are due still, at the rate of the last step."""
         self.late.finish(at, self.clip)
-
-
-def group_design(manifest: Manifest, switches: Switches, group: GroupBoundaries) -> Design:
-    """A group's token embedding and boundaries under these switches."""
-    vocabulary, basis_dk = manifest.model.vocabulary, group.basis_dk
-    factored = manifest.replicas.factored
-
-    def embedding() -> Embedding:
-        if not factored:
-            return DenseEmbedding(vocabulary, manifest.model.d).to(basis_dk.device)
-        return (FactoredEmbedding if switches.embedding == "factor" else SubspaceTable)(vocabulary, basis_dk)
-
-    return Design(embedding, group.boundaries, True, basis_dk if factored else None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from peer.compute.replica import WholeReplica
 from peer.compute.trainer import StageTrainer
 from peer.lab.late import ClipFactors
+from peer.lab.learned import Anchor, LearnedProjection, LearnedReconstruction
 from peer.lab.switches import Switches
 from peer.model.embedding import DenseEmbedding, Embedding, FactoredEmbedding
 from peer.model.head import Head
@@ -44,6 +45,11 @@ def stackable(manifest: Manifest, switches: Switches) -> bool:
         payload=switches.payload,
         gradient_payload=switches.gradient_payload,
         residuals=switches.residuals,
+        anchors=switches.anchors,
+        anchor_width=switches.anchor_width,
+        codec=switches.codec,
+        average=switches.average,
+        begin_at_average=switches.begin_at_average,
         precision=switches.precision,
     )
     overlaps = manifest.outer.overlap or manifest.inner.overlap
@@ -114,7 +120,66 @@ class StackedEmbedding(nn.Module):
         return found
 
 
-STACKED: dict[type[nn.Module], type[nn.Module]] = {Linear: StackedLinear, nn.RMSNorm: StackedNorm, Head: StackedHead}
+class StackedAnchor(Anchor):
+    """The learned anchor of each replica."""
+
+    def __init__(self, one: Anchor, copies: int) -> None:
+        nn.Module.__init__(self)
+        self.copies = copies
+        self.tables = nn.ParameterDict({name: stacked_parameter(each, copies) for name, each in one.tables.items()})
+        self.taps = None if one.taps is None else stacked_parameter(one.taps, copies)
+        self.register_buffer("basis_dr", one.basis_dr, persistent=False)
+
+    def look_up(self, table: Tensor, rows_BL: Tensor, rows: int) -> Tensor:
+        """The chosen rows [M B, L, r], each replica's from its own table."""
+        first_M = torch.arange(self.copies, device=rows_BL.device) * rows
+        return F.embedding((rows_BL.reshape(self.copies, -1) + first_M[:, None]).view(rows_BL.shape), table)
+
+    def convolved(self, found_BLr: Tensor, taps: Tensor) -> Tensor:
+        each = zip(found_BLr.chunk(self.copies), taps, strict=True)
+        return torch.cat([super(StackedAnchor, self).convolved(found, own) for found, own in each])
+
+
+class StackedProjection(nn.Module):
+    """x + x C Uᵀ with a C [d, k] for each replica."""
+
+    basis_dk: Tensor
+
+    def __init__(self, one: LearnedProjection, copies: int) -> None:
+        super().__init__()
+        self.weight = stacked_parameter(one.weight, copies)
+        self.register_buffer("basis_dk", one.basis_dk, persistent=False)
+
+    def forward(self, x_BLD: Tensor) -> Tensor:
+        """[M B, L, d] → the same shape."""
+        told = torch.bmm(x_BLD.reshape(len(self.weight), -1, x_BLD.shape[-1]), self.weight)
+        return x_BLD + (told @ self.basis_dk.T).view(x_BLD.shape)
+
+
+class StackedReconstruction(nn.Module):
+    """x + x U D with a D [k, d] for each replica."""
+
+    basis_dk: Tensor
+
+    def __init__(self, one: LearnedReconstruction, copies: int) -> None:
+        super().__init__()
+        self.weight = stacked_parameter(one.weight, copies)
+        self.register_buffer("basis_dk", one.basis_dk, persistent=False)
+
+    def forward(self, x_BLD: Tensor) -> Tensor:
+        """[M B, L, d] → the same shape."""
+        told = (x_BLD @ self.basis_dk).reshape(len(self.weight), -1, self.basis_dk.shape[1])
+        return x_BLD + torch.bmm(told, self.weight).view(x_BLD.shape)
+
+
+STACKED: dict[type[nn.Module], type[nn.Module]] = {
+    Linear: StackedLinear,
+    nn.RMSNorm: StackedNorm,
+    Head: StackedHead,
+    Anchor: StackedAnchor,
+    LearnedProjection: StackedProjection,
+    LearnedReconstruction: StackedReconstruction,
+}
 
 
 def stacked_parameter(one: Tensor, copies: int) -> nn.Parameter:

@@ -26,13 +26,18 @@ NOT_OF_GROUPS = {
     "values",
     "indices",
     "precision",
+    "anchors",
+    "anchor_width",
+    "codec",
+    "average",
+    "begin_at_average",
 }
 """Switches that change nothing in how a compressed group is built."""
 
 SCALE_BITS = 16
 """A token's own scale, in bf16, where coordinates are quantized."""
 
-BITS = {"wire": 16, "8bit": 8, "4bit": 4, "2bit": 2, "allocated": 4}
+BITS = {"wire": 16, "8bit": 8, "4bit": 4, "3bit": 3, "2bit": 2, "allocated": 4}
 """Of a coordinate; where bits are allocated, before there are variances to go by."""
 
 
@@ -90,13 +95,30 @@ class Switches(Section):
     gradient_basis: Literal["same", "own"] = Field(
         "same", description="own: gradients are told in their own fitted basis"
     )
-    payload: Literal["wire", "8bit", "4bit", "2bit", "allocated"] = Field(
+    payload: Literal["wire", "8bit", "4bit", "3bit", "2bit", "allocated"] = Field(
         "wire", description="number format of coordinates; allocated: bits go where the variance is"
     )
     gradient_payload: Literal["same", "wire", "8bit", "4bit"] = Field(
         "same", description="another number format, and so another number of coordinates, for gradients"
     )
     residuals: int = Field(0, ge=0, le=4096, description="entries of X − X̂ sent with each token")
+    anchors: Literal["none", "tokens", "convolution", "bigrams", "trigrams"] = Field(
+        "none", description="learned anchors: what each later stage adds to what it receives, by the token ids"
+    )
+    anchor_width: int = Field(0, ge=0, description="numbers of a learned anchor's row; 0: as many as leave room, d − k")
+    codec: Literal["fixed", "learned"] = Field(
+        "fixed",
+        description="learned: what is projected and rebuilt at a boundary is U plus what its stages have learned",
+    )
+    average: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="the share of the past in the mean of outer states that is the model (GPA, arXiv 2512.17131)",
+    )
+    begin_at_average: float = Field(
+        0.0, ge=0, le=1, description="where inner loops begin, between the last outer state (0) and that mean (1)"
+    )
     precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16: autocast")
 
     @model_validator(mode="after")
@@ -126,6 +148,12 @@ class Switches(Section):
             "paths = loose puts nothing back into the subspace after a step": self.paths == "loose"
             and (self.embedding == "project" or self.weight_projection),
             "paths are SparseLoCo's": self.method != "sparseloco" and self.paths != "chains",
+            "begin_at_average is of an average": self.begin_at_average > 0 and not self.average,
+            "anchor_width is of learned anchors": self.anchor_width > 0 and self.anchors == "none",
+            "paths = loose learns nothing at boundaries, and averages nothing": self.paths == "loose"
+            and (self.learns or self.average > 0),
+            "method = adamw learns nothing at boundaries, and averages nothing": self.method == "adamw"
+            and (self.learns or self.average > 0),
             "values are SparseLoCo's": self.values != "manifest" and self.method != "sparseloco",
         }
         for rule, broken in rules.items():
@@ -137,6 +165,11 @@ class Switches(Section):
     def payloads(self) -> tuple[str, str]:
         """The number formats of activations and of gradients."""
         return self.payload, self.payload if self.gradient_payload == "same" else self.gradient_payload
+
+    @property
+    def learns(self) -> bool:
+        """Whether stages learn something at their boundaries that the manifest's do not."""
+        return self.anchors != "none" or self.codec == "learned"
 
     @property
     def shares(self) -> list[int]:
@@ -170,6 +203,10 @@ def switches(table: dict[str, Any], manifest: Manifest, source: str) -> Switches
         raise ManifestError(f"{source}: lab.method: {found.method} knows no outer.weights")
     if manifest.inner.most_steps and (found.method != "sparseloco" or found.paths == "loose"):
         raise ManifestError(f"{source}: lab.method and lab.paths: inner.most_steps goes with none of theirs")
+    if found.anchor_width > manifest.model.d - manifest.k:
+        raise ManifestError(f"{source}: lab.anchor_width: {found.anchor_width} does not fit beside k = {manifest.k}")
+    if found.anchors != "none" and manifest.k == manifest.model.d:
+        raise ManifestError(f"{source}: lab.anchors: k = d leaves no room for them")
     if len(found.shares) not in (0, manifest.replicas.total):
         raise ManifestError(f"{source}: lab.speeds: {len(found.shares)} speeds for {manifest.replicas.total} replicas")
     if not manifest.replicas.groups:

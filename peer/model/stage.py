@@ -53,9 +53,9 @@ class Stage(nn.Module):
         if self.last:
             self.lm_head = Head(model.d, model.vocabulary)
 
-    def forward(self, x_BLD: Tensor) -> Tensor:
+    def forward(self, x_BLD: Tensor, tokens_BL: Tensor | None = None) -> Tensor:
         """Residual stream [B, L, D] → the same shape; behind the final norm on the last stage, whose `lm_head` makes a
-        loss of it."""
+        loss of it. The token ids are for stages that look something up by them, which the lab alone has."""
         sizes, length = self.sizes, x_BLD.shape[1]
         tables = rotary_tables(sizes.context, sizes.d // sizes.heads, sizes.rope_theta, x_BLD.device)
         cos_LH, sin_LH = (table[:length] for table in tables)

@@ -31,6 +31,7 @@ def small_lab(manifest: Manifest, switches: Switches | None = None, seed: int = 
     }
     basis = orthonormal(manifest.model.d, seed)
     workshop = Workshop.open(manifest, switches, basis, to_float(grids[EMBEDDING][EMBEDDING_TENSOR]), cpu, stacked)
+    workshop.complete(grids)
     replicas = [workshop.replica(slot, grids) for slot in range(manifest.replicas.total)]
     evaluator = Evaluator(
         manifest, basis, torch.from_numpy(held_out_batch(text(seed + 1), manifest)), cpu, workshop.through

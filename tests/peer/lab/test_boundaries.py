@@ -19,7 +19,7 @@ from peer.lab.boundaries import (
     Spectrum,
     allocate,
 )
-from peer.lab.replicas import group_design
+from peer.lab.designs import group_design
 from peer.lab.switches import Switches
 from peer.model.embedding import FactoredEmbedding, split
 from peer.model.number_format import DTYPES
@@ -195,7 +195,7 @@ def test_moments_are_as_exact_where_the_model_is_computed_in_bf16():
 CPU = torch.device("cpu")
 WIRE = pytest.mark.parametrize("wire", ["bf16", "fp32"])
 ANCHOR = pytest.mark.parametrize("anchor", ["complement", "embedding"])
-PAYLOADS = ["wire", "8bit", "4bit", "2bit"]
+PAYLOADS = ["wire", "8bit", "4bit", "3bit", "2bit"]
 FITTED = {"basis": "fitted"}
 FREE = {"anchor": "embedding"}
 

@@ -191,6 +191,8 @@ def rest(lab: Lab, rounds: int) -> list[object]:
         ({"values": "sign"}, {}),
         ({"method": "diloco"}, {}),
         ({"late": 2, "lookahead": True}, {}),
+        ({"average": 0.5, "begin_at_average": 0.3}, {"outer": {"overlap": True}}),
+        ({"anchors": "bigrams", "codec": "learned"}, {}),
         ({"paths": "loose", "clip": "stage", "speeds": "1:2:2"}, {"outer": {"overlap": True, "weights": "steps"}}),
         ({"paths": "loose", "clip": "stage", "link": 0.5, "churn": 1.0}, {}),
         ({"method": "adamw"}, {}),

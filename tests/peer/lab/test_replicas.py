@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from peer.lab.designs import SubspaceTable
 from peer.lab.reference_run import Lab
-from peer.lab.replicas import ColumnAdamW, SubspaceTable, optimizer
+from peer.lab.replicas import ColumnAdamW, optimizer
 from peer.lab.switches import Switches
 from peer.model.embedding import DenseEmbedding
 from peer.model.subspace import nested

@@ -44,6 +44,8 @@ SWITCHES = [
     {"late": 1},
     {"late": 1, "lookahead": True, "clip": "stage"},
     {"payload": "4bit"},
+    {"anchors": "trigrams", "codec": "learned"},
+    {"anchors": "convolution", "anchor_width": 3},
 ]
 
 
