@@ -101,6 +101,17 @@ def test_decode_after_encode_is_the_projection(k: int, seed: int) -> None:
     torch.testing.assert_close(rebuilt, reference.through(x, tokens, u, anchor), rtol=1e-5, atol=1e-5)
 
 
+def test_what_is_dropped_would_be_dropped_again() -> None:
+    """So error feedback on activations, and on their gradients, would send the same bytes."""
+    u, anchor, tokens, x = parts()
+    boundary = SubspaceBoundary(u, anchor, floats(torch.float32))
+    sent, told = boundary.encode(x, tokens), boundary.encode_gradient(x)
+    dropped, untold = x - boundary.decode(sent, tokens), x - boundary.decode_gradient(told)
+    assert dropped.norm() > x.norm() / 2
+    assert torch.allclose(boundary.encode(x + dropped, tokens), sent, atol=1e-5)
+    assert torch.allclose(boundary.encode_gradient(x + untold), told, atol=1e-5)
+
+
 def test_nothing_is_lost_when_what_the_anchor_leaves_lies_in_the_subspace() -> None:
     u, anchor, tokens, x = parts()
     inside = anchor[tokens] + x @ u @ u.T
