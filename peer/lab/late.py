@@ -149,7 +149,21 @@ class ClipFactors:
     def of_stage(self, square: float, stages: int) -> float:
         """The factor of one stage of `stages`, whose share of the squared norm that is allowed is as large as the
         others'."""
-        return stage_clip_factor(square, stages, self.clip)
+        return stage_clip_factor(0, square, (), stages, self.clip)
+
+
+class EarlierClip(ClipFactors):
+    """Where steps overlap: by the replica's norm with what the other stages had in the step before, in one round."""
+
+    def __init__(self, clip: float) -> None:
+        super().__init__(clip, by_stage=True)
+        self.before: list[float] = []
+
+    def __call__(self, whole: WholeReplica) -> list[float]:
+        """Raises DivergedError if a norm is not a number."""
+        squares = [stage.squared_norm() for stage in whole.stages]
+        before, self.before = self.before, squares
+        return [stage_clip_factor(i, square, before, len(squares), self.clip) for i, square in enumerate(squares)]
 
 
 def taken(parameter: nn.Parameter) -> Tensor:

@@ -2,7 +2,7 @@
 the other optimizer, and `optimizer`, which makes the one that the manifest names."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -146,11 +146,13 @@ def clip_factor(squared_norms: Iterable[float], clip: float) -> float:
     return min(1.0, clip / (math.sqrt(total) + 1e-6))
 
 
-def stage_clip_factor(squared_norm: float, stages: int, clip: float) -> float:
-    """What the gradients of one stage of `stages` are multiplied by where each clips by its own norm: its share of the
-    squared norm that is allowed is as large as the others'.
+def stage_clip_factor(stage: int, squared_norm: float, before: Sequence[float], stages: int, clip: float) -> float:
+    """What the gradients of one stage of `stages` are multiplied by where those of the others are not known yet: by the
+    replica's norm with the squares that the others had in the step `before`, one for each stage. Where there was none,
+    each stage's share of the squared norm that is allowed is as large as the others'.
 
     Raises:
         DivergedError: the norm is not a number.
     """
-    return clip_factor([squared_norm * stages], clip)
+    others = [square for each, square in enumerate(before) if each != stage]
+    return clip_factor([squared_norm, *others] if before else [squared_norm * stages], clip)

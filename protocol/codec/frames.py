@@ -146,6 +146,8 @@ class EndFrame:
 
     clip_factor: float
     last: bool
+    before: tuple[float, ...] = ()
+    """Σ g² of each stage's gradients in the step before, where steps overlap and this is not the round's first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,19 +309,25 @@ def unpack_sums(message: pb.Frame, round: int, step: int, stages: int) -> SumsFr
 
 def pack_end(round: int, step: int, end: EndFrame) -> pb.Frame:
     """The message that tells the stage behind that an inner step is complete."""
-    return pb.Frame(end=pb.StepEnd(round=round, step=step, clip_factor=end.clip_factor, last=end.last))
+    told = pb.StepEnd(round=round, step=step, clip_factor=end.clip_factor, last=end.last, squared_norms=end.before)
+    return pb.Frame(end=told)
 
 
-def unpack_end(message: pb.Frame, round: int, step: int) -> EndFrame:
-    """Check the first stage's word that an inner step is complete, which the stage before has passed on.
+def unpack_end(message: pb.Frame, round: int, step: int, stages: int) -> EndFrame:
+    """Check the first stage's word that an inner step of `stages` stages is complete, which the stage before has passed
+    on.
 
     Raises:
-        FormatError: it is of another step, or its clip factor is none.
+        FormatError: it is of another step, its clip factor is none, or it has norms of more or fewer stages, or none
+            that can be.
     """
     _check_step(message, "end", round, step)
     if not 0.0 < message.end.clip_factor <= 1.0:
         raise FormatError(f"end of round {round}, step {step}: no clip factor from 0 to 1")
-    return EndFrame(message.end.clip_factor, message.end.last)
+    before = tuple(message.end.squared_norms)
+    if len(before) not in (0, stages) or not all(0.0 <= each <= MOST_SQUARED_NORM for each in before):
+        raise FormatError(f"end of round {round}, step {step}: {len(before)} norms of {stages} stages, or no numbers")
+    return EndFrame(message.end.clip_factor, message.end.last, before)
 
 
 def _check_step(message: pb.Frame, kind: Literal["sums", "end"], round: int, step: int) -> None:

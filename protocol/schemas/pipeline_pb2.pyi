@@ -89,13 +89,15 @@ class StepSums(_message.Message):
     def __init__(self, round: _Optional[int] = ..., step: _Optional[int] = ..., squared_norms: _Optional[_Iterable[float]] = ..., passes: _Optional[_Iterable[float]] = ..., loss: _Optional[float] = ...) -> None: ...
 
 class StepEnd(_message.Message):
-    __slots__ = ("round", "step", "clip_factor", "last")
+    __slots__ = ("round", "step", "clip_factor", "last", "squared_norms")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     CLIP_FACTOR_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
+    SQUARED_NORMS_FIELD_NUMBER: _ClassVar[int]
     round: int
     step: int
     clip_factor: float
     last: bool
-    def __init__(self, round: _Optional[int] = ..., step: _Optional[int] = ..., clip_factor: _Optional[float] = ..., last: _Optional[bool] = ...) -> None: ...
+    squared_norms: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, round: _Optional[int] = ..., step: _Optional[int] = ..., clip_factor: _Optional[float] = ..., last: _Optional[bool] = ..., squared_norms: _Optional[_Iterable[float]] = ...) -> None: ...

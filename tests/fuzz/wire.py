@@ -164,6 +164,9 @@ def read_backward(data: bytes) -> FramePosition:
 SUMS = SumsFrame((4.0, 0.0), (0.5, 0.25), 6.5)
 
 
+END = EndFrame(0.5, True, (4.0, 0.0))
+
+
 def read_sums(data: bytes) -> SumsFrame:
     sums = frames.unpack_sums(from_protobuf(pipeline_pb2.Frame, data), 2, 1, 2)
     assert math.isfinite(sum(sums.squared_norms) + sum(sums.passes) + sums.loss)
@@ -171,8 +174,9 @@ def read_sums(data: bytes) -> SumsFrame:
 
 
 def read_end(data: bytes) -> EndFrame:
-    end = frames.unpack_end(from_protobuf(pipeline_pb2.Frame, data), 2, 1)
+    end = frames.unpack_end(from_protobuf(pipeline_pb2.Frame, data), 2, 1, 2)
     assert 0.0 < end.clip_factor <= 1.0
+    assert math.isfinite(sum(end.before))
     return end
 
 
@@ -252,7 +256,7 @@ WIRE = (
     Reader(
         "a step's end",
         read_end,
-        ((frames.pack_end(2, 1, EndFrame(0.5, True)).SerializeToString(), EndFrame(0.5, True)),),
+        ((frames.pack_end(2, 1, END).SerializeToString(), END),),
     ),
     Reader("comparison", read_comparison, ((comparison(), [[]]),)),
     Reader(

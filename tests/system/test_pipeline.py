@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from peer.compute.replica import WholeReplica
-from peer.lab.late import ClipFactors, OverlappingSteps
+from peer.lab.late import EarlierClip, OverlappingSteps
 from peer.network.duplex import BreachError
 from peer.optim.grid import to_float
 from peer.optim.inner import learning_rate
@@ -41,14 +41,15 @@ def test_without_compression_the_losses_are_those_of_one_model_in_one_process():
 
 
 def test_with_overlapping_steps_a_microbatch_meets_the_weights_before_the_step_at_as_many_stages_as_is_agreed():
-    """Against one model under autograd whose stages get old weights for it, each clipped and updated by torch."""
+    """Against one model under autograd whose stages get old weights for it, each clipped by its norm and the
+    others' in the step before."""
     run = manifest(stages=3, compression=1, wire="fp32")
     inner = run.inner.model_copy(update={"overlap": 1, "sequences": 4, "microbatch": 1, "steps": 5, "clip": 0.05})
     run = run.model_copy(update={"inner": inner})
-    grids, most = genesis(run), inner.clip / 3**0.5
+    grids = genesis(run)
     replica = WholeReplica(run, "group", None, torch.device("cpu"))
     replica.load(grids)
-    lab, clip = OverlappingSteps(replica), ClipFactors(run.inner.clip, by_stage=True)
+    lab, clip = OverlappingSteps(replica), EarlierClip(run.inner.clip)
     weights = [{n: to_float(t) for n, t in grids[stage_part(s)].items()} for s in range(3)]
     one = OneProcess(run, weights, to_float(grids[EMBEDDING][EMBEDDING_TENSOR]), None)
     stages = [[*stage.parameters(), *([] if index else [one.embedding])] for index, stage in enumerate(one.stages)]
@@ -58,7 +59,7 @@ def test_with_overlapping_steps_a_microbatch_meets_the_weights_before_the_step_a
             for parameter, value in zip(stage, of, strict=True):
                 parameter.data = value.clone()
 
-    before = None
+    before, earlier = None, []
     for step, batch in enumerate(batches(run, 5)):
         one.optimizer.zero_grad()
         now, losses = [[each.detach().clone() for each in stage] for stage in stages], []
@@ -70,8 +71,14 @@ def test_with_overlapping_steps_a_microbatch_meets_the_weights_before_the_step_a
             losses.append(loss.item())
         put(now)
         assert lab.step(batch, step, clip) == pytest.approx(sum(losses) / 4, abs=1e-4)
-        for stage in stages:
-            assert torch.nn.utils.clip_grad_norm_(stage, most) > most
+        squares = [sum(each.grad.double().square().sum().item() for each in stage) for stage in stages]
+        for index, stage in enumerate(stages):
+            others = [2 * squares[index]] if step == 0 else earlier[:index] + earlier[index + 1 :]
+            scale = inner.clip / (squares[index] + sum(others)) ** 0.5
+            assert scale < 1
+            for parameter in stage:
+                parameter.grad *= scale
+        earlier = squares
         for group in one.optimizer.param_groups:
             group["lr"] = learning_rate(run, step)
         one.optimizer.step()
@@ -117,10 +124,10 @@ def test_with_overlapping_steps_every_bit_is_that_of_the_lab(overlap: int, optim
     losses, weights = asyncio.run(scene())
     torch.set_num_threads(1)
     replica = WholeReplica(run, "group", basis, torch.device("cpu"))
-    clip, expected = ClipFactors(run.inner.clip, by_stage=True), []
+    expected = []
     for round, own in ((1, of[:4]), (2, of[4:])):
         replica.load(grids)
-        lab = OverlappingSteps(replica)
+        lab, clip = OverlappingSteps(replica), EarlierClip(run.inner.clip)
         expected += [lab.step(batch, (round - 1) * 4 + step, clip) for step, batch in enumerate(own)]
     assert losses == expected
     assert all(map(torch.equal, weights, (tensor for stage in replica.stages for tensor in stage.parameters)))

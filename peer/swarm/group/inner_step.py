@@ -3,7 +3,8 @@
 What stages tell each other of a step goes over their links, in line with the frames. When a stage has passed all
 microbatches back, it tells the stage before it Σ g² of its own gradients and of all behind it; so the first stage has
 those of the whole replica, and sends the clip factor forward. With `inner.overlap` nobody waits for that: each stage
-clips by its own norm, and the first microbatches of the next step are on their way before this one is taken.
+clips by its own norm and those that the others had in the step before, and the first microbatches of the next step are
+on their way before this one is taken.
 """
 
 import asyncio
@@ -91,6 +92,8 @@ class PipelineStage:
     """Microbatches in flight at most, by what a step has measured; 0 before the first: as many as 1F1B has."""
     speed: float = 0.0
     """Tokens a second that this stage's own passes of the last step made; 0 before the first."""
+    norms: tuple[float, ...] = ()
+    """Where steps overlap: Σ g² of this stage and of those behind it in the last step of the round."""
     waiting: Link | None = None
     """From whom something is due now, while this stage has nothing to do."""
     goal: int = 0
@@ -110,6 +113,7 @@ class PipelineStage:
                 called.
             BreachError: one of them broke the protocol.
         """
+        self.norms = self.norms if step else ()
         hand = StepInHand(self, round, step, source)
         try:
             taken = await hand.take()
@@ -117,6 +121,7 @@ class PipelineStage:
             hand.stop()
         self.begun, self.batch = hand.todo.forwards - hand.todo.microbatches, hand.next_batch
         passes, manifest = taken.sums.passes[0], self.trainer.manifest
+        self.norms = taken.sums.squared_norms if manifest.inner.overlap else ()
         self.speed = self.rules.sequences * manifest.model.context / passes
         if hand.behind is not None and hand.sent is not None:
             trip = hand.behind.came[0] - hand.sent
@@ -157,7 +162,7 @@ class StepInHand:
         self.todo, n = self._schedule(), manifest.inner.microbatches
         self.before: Incoming | None = None
         if here.upstream is not None:
-            end = Due(1, lambda messages: unpack_end(messages[0], round, step))
+            end = Due(1, lambda messages: unpack_end(messages[0], round, step, manifest.replicas.stages))
             self.before = Incoming(here.upstream, [*map(self._forward_due, range(here.begun, n)), end])
         self.behind: Incoming | None = None
         if here.downstream is not None:
@@ -189,7 +194,8 @@ class StepInHand:
             end = await self._end(1.0 if inner.overlap else clip_factor(sums.squared_norms, inner.clip))
         factor = end.clip_factor
         if inner.overlap:
-            factor = stage_clip_factor(sums.squared_norms[0], self.manifest.replicas.stages, inner.clip)
+            stage, stages = here.trainer.index, self.manifest.replicas.stages
+            factor = stage_clip_factor(stage, sums.squared_norms[0], end.before, stages, inner.clip)
         place = place_in_run(self.manifest, self.round, self.step, here.goal or inner.steps)
         await here.torch_thread.run(here.trainer.update, factor, place)
         return StepTaken(sums, seconds, end.last)
@@ -225,7 +231,7 @@ class StepInHand:
         this is the first stage."""
         if self.before is None:
             assert self.source is not None
-            end = EndFrame(factor, self.source.ends())
+            end = EndFrame(factor, self.source.ends(), self.here.norms)
         else:
             end = await self._next_of(self.before)
         if self.here.downstream is not None:

@@ -68,7 +68,7 @@ def test_each_replica_moves_as_it_does_alone(optimizer: str, switches: dict, rep
     for one, other in zip(alone.bench.replicas, at_once.bench.replicas, strict=True):
         for ours, theirs in zip(one.optimizers, other.optimizers, strict=True):
             for name, state in ours.tensors().items():
-                assert torch.allclose(theirs.tensors()[name], state, rtol=1e-2, atol=1e-6), name
+                assert (theirs.tensors()[name] - state).norm() <= 1e-2 * state.norm() + 1e-6, name
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])

@@ -198,8 +198,8 @@ SUMS = SumsFrame((4.0, 9.0, 0.0), (0.5, 0.0, 0.25), 6.5)
 
 def test_what_stages_tell_of_a_step_round_trips():
     assert unpack_sums(pack_sums(2, 0, SUMS), 2, 0, 3) == SUMS
-    for end in (EndFrame(0.25, False), EndFrame(1.0, True)):
-        assert unpack_end(pack_end(2, 0, end), 2, 0) == end
+    for end in (EndFrame(0.25, False), EndFrame(1.0, True), EndFrame(1.0, False, (4.0, 9.0, 0.0))):
+        assert unpack_end(pack_end(2, 0, end), 2, 0, 3) == end
 
 
 @pytest.mark.parametrize(
@@ -233,8 +233,13 @@ def test_sums_that_cannot_be_are_refused(message: pb.Frame, words: str):
         (pack_end(2, 0, EndFrame(0.0, False)), "no clip factor"),
         (pack_end(2, 0, EndFrame(1.5, False)), "no clip factor"),
         (pack_end(2, 0, EndFrame(float("nan"), False)), "no clip factor"),
+        (pack_end(2, 0, EndFrame(1.0, False, (4.0, 9.0))), "2 norms of 3 stages"),
+        (pack_end(2, 0, EndFrame(1.0, False, (4.0, 9.0, 0.0, 0.0))), "4 norms of 3 stages"),
+        (pack_end(2, 0, EndFrame(1.0, False, (4.0, -9.0, 0.0))), "or no numbers"),
+        (pack_end(2, 0, EndFrame(1.0, False, (4.0, float("nan"), 0.0))), "or no numbers"),
+        (pack_end(2, 0, EndFrame(1.0, False, (4.0, 1e81, 0.0))), "or no numbers"),
     ],
 )
 def test_an_end_that_cannot_be_is_refused(message: pb.Frame, words: str):
     with pytest.raises(FormatError, match=words):
-        unpack_end(message, 2, 0)
+        unpack_end(message, 2, 0, 3)
