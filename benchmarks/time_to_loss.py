@@ -22,6 +22,7 @@ from pathlib import Path
 
 from peer.lab.results import Record, records_in
 from peer.planning.model import Volunteer, round_of, work_of
+from protocol.codec.frames import Payload
 from protocol.manifest import Manifest, check_manifest
 
 STEP = {"sequences": 32, "microbatch": 4}
@@ -59,11 +60,14 @@ def tokens_until(record: Record, target: float) -> float | None:
 def as_pipeline(record: Record, scale: str) -> Manifest:
     """Such a run of the model `scale`, by groups alone; with whole activations where the run had no group."""
     run = check_manifest(record.manifest)
-    replicas = {"groups": record.replicas, "datacenters": 0, "stages": run.replicas.stages}
+    replicas = {"groups": record.replicas, "datacenters": 0, "stages": run.replicas.stages, "compression": 1}
+    if record.groups:
+        own = run.replicas
+        replicas |= {"compression": run.compressions[0], "wire": own.wire, "gradient_wire": own.gradient_wire}
     return check_manifest(
         {
             "model": {"preset": scale},
-            "replicas": replicas | {"compression": run.compressions[0] if record.groups else 1},
+            "replicas": replicas,
             "inner": {"steps": run.inner.steps, "optimizer": run.inner.optimizer} | STEP,
             "outer": run.outer.model_dump(mode="json", exclude_none=True),
         }
@@ -71,13 +75,15 @@ def as_pipeline(record: Record, scale: str) -> Manifest:
 
 
 def compare(records: Sequence[Record], on: Volunteer, scale: str, target: float | None = None) -> list[TimeToLoss]:
-    """All runs that reach the target, the vanilla pipeline first; the target is what all reach, if none is given.
+    """All runs that reach the target, of those that are as long as the longest, the vanilla pipeline first; the target
+    is what all reach, if none is given.
 
     Raises:
         ValueError: there is no vanilla pipeline that reaches it.
     """
-    alike = [record for record in records if record.groups in (0, record.replicas)]
-    alike.sort(key=lambda each: (each.groups, check_manifest(each.manifest).inner.optimizer))
+    longest = max((record.curve[-1].tokens for record in records), default=0)
+    alike = [r for r in records if r.groups in (0, r.replicas) and r.curve[-1].tokens == longest]
+    alike.sort(key=lambda each: (each.groups, tables(each) != "none", check_manifest(each.manifest).inner.optimizer))
     last = {record.id: record.loss("through" if record.groups else "plain") for record in alike}
     goal = max(last.values(), default=0.0) if target is None else target
     found: list[TimeToLoss] = []
@@ -91,7 +97,7 @@ def compare(records: Sequence[Record], on: Volunteer, scale: str, target: float 
         tokens_a_round = manifest.tokens_per_step * manifest.inner.steps * record.replicas
         seconds = round_of(work_of(manifest), on).seconds / tokens_a_round * 1e6
         first = found[0].tokens * found[0].seconds_per_million if found else tokens * seconds
-        width = 2 * manifest.model.d // manifest.compressions[0]
+        width = Payload(manifest.replicas.wire, 1, 1, manifest.k).token_bytes
         found.append(TimeToLoss(name_of(record), last[record.id], width, tokens, seconds, first / (tokens * seconds)))
     return found
 
@@ -100,7 +106,14 @@ def name_of(record: Record) -> str:
     """What a run is, in a few words."""
     inner = record.manifest["inner"]
     boundary = record.axes.get("label") or ("whole activations" if not record.groups else "random basis, bf16")
-    return f"{inner.get('optimizer', 'adamw')}, {boundary}, rate {inner['learning_rate']:g}"
+    width = record.switches.get("anchor_width") or ""
+    learned = "" if tables(record) == "none" else f", tables of {tables(record)} {width}"
+    return f"{inner.get('optimizer', 'adamw')}, {boundary}{learned.rstrip()}, rate {inner['learning_rate']:g}"
+
+
+def tables(record: Record) -> str:
+    """What a run's stages look up by the token ids; none."""
+    return str(record.switches.get("anchors", "none"))
 
 
 def main() -> None:
