@@ -15,6 +15,7 @@ from peer.swarm.group.plan import backoff_seconds, better_members, goes_first
 from peer.swarm.group.seats import after, fill, pause
 from peer.swarm.group.stage_round import RoundText, StageRound
 from peer.swarm.group.stragglers import LATE, Accusations, held_up
+from peer.swarm.rounds import round_policy
 from peer.swarm.text_reader import Reader
 from peer.telemetry.decisions import Waiting
 from peer.telemetry.events import GroupBroken, GroupFormed
@@ -295,10 +296,13 @@ class Leader:
         for stage, _ in different:
             if stage in self.seats:
                 await self.here.compare_with(self.seats[stage].peer_id)
-        if self.here.steps or any(round > self.here.outer.clock for _, round in different):
+        outer, rounds = self.here.outer, [round for _, round in different]
+        if round_policy.is_nobodys(outer.discovery.record, rounds, outer.discovery.others()):
+            outer.nobodys = outer.clock
+        if self.here.steps or any(round > outer.clock for round in rounds):
             await self._end_round()
         else:
-            await self.here.outer.settle_part(EMBEDDING)
+            await outer.settle_part(EMBEDDING)
             self.here.round = 0
 
     async def _inner_loop(self) -> None:

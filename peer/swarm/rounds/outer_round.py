@@ -75,6 +75,8 @@ class OuterLoop:
     told_finished: bool = False
     gathering_since: float | None = None
     """When this peer first saw a replica that had formed, in seconds of `monotonic`; None: there was none yet."""
+    nobodys: int = 0
+    """A round to which nobody can contribute any more (`round_policy.is_nobodys`); 0: there is none."""
     workload: Workload = field(init=False)
 
     def __post_init__(self) -> None:
@@ -105,8 +107,7 @@ class OuterLoop:
     def begun(self) -> bool:
         """A run begins when all the replicas of its manifest have formed, or, once it has gathered, with one; who comes
         later finds it under way."""
-        needed = 1 if self.gathered else self.manifest.replicas.total
-        formed = len(replicas(self.discovery.peers())) >= needed
+        formed = len(replicas(self.discovery.peers())) >= (1 if self.gathered else self.manifest.replicas.total)
         contributed = any(each.ledger.accepted for each in self.followed.parts.values())
         return formed or contributed or self.clock > 1 or self.reconciler.witnesses.most_shown() > 0
 
@@ -151,8 +152,6 @@ class OuterLoop:
         if self.finished and self.compared and not self.told_finished:
             self.told_finished = True
             self.emit(Finished(self.manifest.outer.rounds, self.followed.digests))
-
-    # A round
 
     async def contribute(
         self, round: int, steps: int, moved: Moved, optimizer: Mapping[str, Tensor], share: Spans = ()
@@ -292,10 +291,9 @@ class OuterLoop:
         """Look at what has come since the last time: deadlines follow from when."""
         now = monotonic()
         for round in {*self.noted, self.clock}:
-            arrivals = self._noted(round).arrivals
             for part, each in self.followed.parts.items():
                 for author in each.ledger.accepted.get(round, {}):
-                    arrivals.setdefault(part, {}).setdefault(author, now)
+                    self._noted(round).arrivals.setdefault(part, {}).setdefault(author, now)
 
     async def wait_for_others(
         self,
@@ -379,7 +377,9 @@ class OuterLoop:
             parts=parts,
             started=noted.started,
             passed=noted.passed,
-            least=round_policy.least_contributions(round, self.clock, self.manifest.replicas.total, self.gathered),
+            least=0
+            if round == self.nobodys
+            else round_policy.least_contributions(round, self.clock, self.manifest.replicas.total, self.gathered),
             applied_in=round + self.manifest.outer.delay,
             is_last=round == self.manifest.outer.rounds,
             others_at=self.others_at(),

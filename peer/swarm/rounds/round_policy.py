@@ -209,6 +209,19 @@ def may_be_led(others: Peers, me: PeerRecord, applied_in: int, contributed: Cont
     return not (past and any(peer.peer_id in contributed for peer in leaders))
 
 
+def is_nobodys(me: PeerRecord, members_at: Collection[int], others: Peers) -> bool:
+    """Whether nobody can contribute any more to the round that the leader `me` is at, of whose members some say that
+    they are at these other rounds: they have gone on without it, since it failed before its own contribution, and
+    nobody else leads, or is further.
+
+    It has contributed to the round before, so it holds the state that its stage went on from. A newcomer to a stage
+    whose state nobody holds does not, and waits.
+    """
+    clock = me.round + 1
+    alone = not any(may_lead(peer) and (peer.replica or peer.round >= clock) for peer in others)
+    return alone and set(members_at) == {clock + 1} and 0 < me.contributed == clock - 1
+
+
 def least_contributions(round: int, clock: int, replicas: int, gathered: bool) -> int:
     """How many contributions to each part there must be for a peer that works on round `clock` of a run of so many
     `replicas`. While these are still waited for (not `gathered`), the first round is of all of them, seen already or

@@ -17,7 +17,7 @@ from peer.swarm.rounds.round_policy import (
     halfway,
 )
 from protocol.identity import EMBEDDING, PeerId, stage_part
-from protocol.trust.records import Peers
+from protocol.trust.records import PeerRecord, Peers
 from tests.peer.swarm.test_roles import SWARM, peer
 
 
@@ -52,6 +52,34 @@ def test_the_others_are_done_when_nobody_is_awaited_but_this_peer():
     assert round_policy.others_are_done(ROUND, me)  # a and b are here
     missing = replace(ROUND, parts=[ROUND.parts[0], part("ab", a=1.0)])
     assert not round_policy.others_are_done(missing, me)
+
+
+@pytest.mark.parametrize(
+    ("contributed", "members_at", "others", "nobodys"),
+    [
+        (4, [6, 6], [], True),
+        (5, [6], [], False),  # its own contribution to the round exists
+        (3, [6], [], False),  # it has missed more than this round
+        (0, [6], [], False),  # a newcomer, who does not hold the state
+        (4, [7], [], False),
+        (4, [6, 5], [], False),  # one of them can go through the round with it
+        (4, [], [], False),
+        (4, [6], [peer("spare", round=4)], True),
+        (4, [6], [peer("spare", round=5)], False),  # holds what this peer does not
+        (4, [6], [peer("other", replica="other", round=4)], False),
+        (4, [6], [peer("one", stage=1, replica="other", round=5)], True),
+        (4, [6], [peer("center", role="datacenter", replica="center", round=4)], False),
+    ],
+)
+def test_a_round_is_nobodys_if_its_members_have_gone_on_and_nobody_else_could_lead(
+    contributed: int, members_at: list[int], others: list[PeerRecord], nobodys: bool
+):
+    me = peer("me", round=4, contributed=contributed)
+    assert round_policy.is_nobodys(me, members_at, tuple(others)) is nobodys
+
+
+def test_a_newcomer_to_a_run_has_nothing_to_give_up():
+    assert not round_policy.is_nobodys(peer("me", round=0, contributed=0), [2], ())
 
 
 @pytest.mark.parametrize(("others_at", "gone_on", "complete"), [(5, False, False), (6, True, False), (7, True, True)])
