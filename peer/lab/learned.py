@@ -7,7 +7,8 @@ the sender need not know them. A learned codec projects by U + C in place of U, 
 2604.11947).
 
 They are part of the model: uncompressed replicas have them, too, and so θ stays one. All begin at zero, so that a model
-begins as it would without.
+begins as it would without. A boundary drops a stage's anchor, and a model without boundaries hands it on to all later
+stages, unless the stage takes it out again (`lab.anchors_leave`).
 
 Letters of shapes: M replicas, B sequences, L tokens of a sequence, D = d width of the residual stream, k dimensions of
 the subspace, V vocabulary, r width of a row.
@@ -116,6 +117,7 @@ class LearningStage(Stage):
     def __init__(self, manifest: Manifest, stage: int, switches: Switches, basis_DD: Tensor) -> None:
         super().__init__(manifest, stage)
         model, k = manifest.model, manifest.k
+        self.anchors_leave = switches.anchors_leave and not self.last
         if stage and switches.anchors != "none":
             width = switches.anchor_width or model.d - k
             self.anchor = Anchor(switches.anchors, model.vocabulary, basis_DD[:, k : k + width].contiguous())
@@ -127,13 +129,15 @@ class LearningStage(Stage):
                 self.encoder = LearnedProjection(basis_dk)
 
     def forward(self, x_BLD: Tensor, tokens_BL: Tensor | None = None) -> Tensor:
-        entered_BLD = x_BLD
         if hasattr(self, "decoder"):
-            entered_BLD = self.decoder(entered_BLD)
-        if hasattr(self, "anchor"):
-            entered_BLD = entered_BLD + self.anchor(tokens_BL)
-        left_BLD = super().forward(entered_BLD, tokens_BL)
-        return self.encoder(left_BLD) if hasattr(self, "encoder") else left_BLD
+            x_BLD = self.decoder(x_BLD)
+        anchor_BLD = self.anchor(tokens_BL) if hasattr(self, "anchor") else None
+        if anchor_BLD is not None:
+            x_BLD = x_BLD + anchor_BLD
+        x_BLD = super().forward(x_BLD, tokens_BL)
+        if anchor_BLD is not None and self.anchors_leave:
+            x_BLD = x_BLD - anchor_BLD
+        return self.encoder(x_BLD) if hasattr(self, "encoder") else x_BLD
 
 
 def with_learning(design: Design, switches: Switches, basis_DD: Tensor) -> Design:

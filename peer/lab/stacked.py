@@ -47,6 +47,7 @@ def stackable(manifest: Manifest, switches: Switches) -> bool:
         residuals=switches.residuals,
         anchors=switches.anchors,
         anchor_width=switches.anchor_width,
+        anchors_leave=switches.anchors_leave,
         codec=switches.codec,
         average=switches.average,
         begin_at_average=switches.begin_at_average,

@@ -28,6 +28,7 @@ NOT_OF_GROUPS = {
     "precision",
     "anchors",
     "anchor_width",
+    "anchors_leave",
     "codec",
     "average",
     "begin_at_average",
@@ -106,6 +107,10 @@ class Switches(Section):
         "none", description="learned anchors: what each later stage adds to what it receives, by the token ids"
     )
     anchor_width: int = Field(0, ge=0, description="numbers of a learned anchor's row; 0: as many as leave room, d − k")
+    anchors_leave: bool = Field(
+        False,
+        description="a stage takes its learned anchor out of what it sends, so that no later stage finds it there",
+    )
     codec: Literal["fixed", "learned"] = Field(
         "fixed",
         description="learned: what is projected and rebuilt at a boundary is U plus what its stages have learned",
@@ -149,7 +154,8 @@ class Switches(Section):
             and (self.embedding == "project" or self.weight_projection),
             "paths are SparseLoCo's": self.method != "sparseloco" and self.paths != "chains",
             "begin_at_average is of an average": self.begin_at_average > 0 and not self.average,
-            "anchor_width is of learned anchors": self.anchor_width > 0 and self.anchors == "none",
+            "anchor_width and anchors_leave are of learned anchors": (self.anchor_width > 0 or self.anchors_leave)
+            and self.anchors == "none",
             "paths = loose learns nothing at boundaries, and averages nothing": self.paths == "loose"
             and (self.learns or self.average > 0),
             "method = adamw learns nothing at boundaries, and averages nothing": self.method == "adamw"

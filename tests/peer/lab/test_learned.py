@@ -134,6 +134,23 @@ def test_a_learned_anchor_lies_where_the_boundary_lets_nothing_pass():
     assert (added_BLD @ orthonormal(16)[:, :4]).abs().max() < 1e-5
 
 
+@pytest.mark.parametrize("leave", [False, True])
+def test_an_anchor_that_leaves_is_in_nothing_that_its_stage_sends(leave: bool):
+    """By layers that add nothing: what enters a stage in the middle leaves it with its anchor, or without."""
+    run = manifest(stages=3, groups=0, datacenters=1)
+    middle = (
+        small_lab(run, Switches(anchors="bigrams", anchors_leave=leave)).bench.workshop.wholes["datacenter"].stages[1]
+    )
+    with torch.no_grad():
+        for name, parameter in middle.stage.named_parameters():
+            parameter.normal_() if name.startswith("anchor") else parameter.zero_()
+    x_BLD, tokens_BL = torch.randn(2, 7, 16), torch.randint(200, (2, 7))
+    anchor_BLD = middle.stage.anchor(tokens_BL)
+    assert anchor_BLD.norm() > 1
+    expected_BLD = x_BLD if leave else x_BLD + anchor_BLD
+    assert torch.allclose(middle.stage(x_BLD, tokens_BL), expected_BLD, atol=1e-5)
+
+
 @pytest.mark.parametrize("groups", [0, 1, 3])
 def test_a_run_begins_as_without_and_then_learns_them(groups: int):
     run = manifest(groups=groups, datacenters=3 - groups)
@@ -191,7 +208,8 @@ def test_inner_loops_begin_between_the_last_state_and_the_average():
     ("table", "said"),
     [
         ({"anchors": "tokens", "anchor_width": 13}, "does not fit beside k"),
-        ({"anchor_width": 3}, "anchor_width is of learned anchors"),
+        ({"anchor_width": 3}, "anchor_width and anchors_leave are of learned anchors"),
+        ({"anchors_leave": True}, "anchor_width and anchors_leave are of learned anchors"),
         ({"begin_at_average": 0.5}, "begin_at_average is of an average"),
         ({"method": "adamw", "anchors": "tokens"}, "learns nothing"),
         ({"codec": "learned", "paths": "loose", "clip": "stage"}, "learns nothing"),
