@@ -10,7 +10,16 @@ import grpc
 import torch
 
 from peer.compute.calibration import warm_up
-from peer.joining import choose_stages, fetch_files, register, require_given, tell_clock, tell_place, text_sources
+from peer.joining import (
+    choose_stages,
+    fetch_files,
+    register,
+    require_given,
+    stages_elsewhere,
+    tell_clock,
+    tell_place,
+    text_sources,
+)
 from peer.network.admission import Admitted
 from peer.network.attested import Attested
 from peer.network.bans import Bans
@@ -103,8 +112,10 @@ async def joined(
     space = await asyncio.to_thread(require_given, settings, descriptor, place.card.stage, device)
     kept = f"this run keeps up to {size(space.needed)} in {settings.directory}, and never more than {size(space.limit)}"
     emit(Progress(kept))
+    moves_to = await asyncio.to_thread(stages_elsewhere, settings, descriptor, place.card.stage, device)
     async with AsyncExitStack() as opened:  # what is opened last is closed first
         network = await _open(settings, identity, descriptor, place, opened, emit)
+        network.discovery.tell(moves_to=moves_to)
         record = network.discovery.record
         reporter = Reporter(emit.status)
 
@@ -149,6 +160,7 @@ async def joined(
             ask_finished=ask_finished,
             shut_out=shut_out,
             asked_to_leave=asyncio.Event(),
+            next_stage=asyncio.get_running_loop().create_future(),
         )
         _bind(network.server, settings, services, reconciler)
         emit(Progress("getting ready to compute"))

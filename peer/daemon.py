@@ -15,11 +15,21 @@ from functools import partial
 from peer.assembly import joined
 from peer.compute.capacity import family_bytes, give_memory_back
 from peer.diagnosis.machine import before_joining
-from peer.joining import comes_too_late, learn, recall_place, require_fit
+from peer.joining import (
+    ask_for_place,
+    comes_too_late,
+    fetch_files,
+    keep_place,
+    learn,
+    recall_place,
+    require_fit,
+    require_place,
+)
 from peer.network import admission
 from peer.pausing import Pauses
 from peer.process import first_error
 from peer.settings import PeerSettings
+from peer.store.checkpoint import after_leaving, leave_stage
 from peer.swarm.node import AskFinished, Node, RoleWork
 from peer.swarm.waits import for_the_node
 from peer.swarm.work import observe, serve_datacenter, serve_stage
@@ -70,17 +80,41 @@ async def serve_as_guest(
                 emit(PauseEnded())
             leave = asyncio.Event()
             try:
+                next_stage = None
                 async with Children() as watching:
                     watching.spawn(_leave_when_due(leave, stop, pauses))
-                    await run_until(leave, settings, emit)
+                    next_stage = await run_until(leave, settings, emit)
             except (HetpeerError, BaseExceptionGroup) as error:
                 if stop.is_set() or not leave.is_set():
                     raise
                 what = error if isinstance(error, HetpeerError) else first_error(error)
                 emit(Progress(f"leaving was cut short: {what}"))
-            if stop.is_set() or emit.status.over or not leave.is_set():
-                return  # it was no pause that has ended it
+            if stop.is_set() or emit.status.over or not (leave.is_set() or next_stage is not None):
+                return  # it was no pause that has ended it, and no move
             give_memory_back()
+            if next_stage is not None:
+                await first_of(change_stage(settings, next_stage, emit), stop.wait())
+
+
+async def change_stage(settings: PeerSettings, stage: int, emit: Listener) -> None:
+    """Move a volunteer that has left its stage to another: get a place there, fetch the run's files for it, and forget
+    the state of the old one. Where one of these is not to be had, its place stays as it was, and it says so."""
+    try:
+        folder = settings.directory
+        await asyncio.to_thread(after_leaving, folder)  # before anybody is asked
+        descriptor = await admission.describe(settings.ticket)
+        device = await asyncio.to_thread(require_fit, settings, descriptor)
+        await asyncio.to_thread(require_place, settings, descriptor, stage, device)
+        place = await ask_for_place(settings, descriptor, load_or_create(folder), (stage,))
+        await fetch_files(settings, descriptor, place, settings.bandwidth(), emit)
+        await asyncio.to_thread(leave_stage, folder)
+        await asyncio.to_thread(keep_place, folder, place)
+        for file in descriptor.files:
+            if file.name not in settings.files(descriptor, stage):
+                (folder / file.name).unlink(missing_ok=True)
+        emit(Progress(f"moved to stage {stage}"))
+    except HetpeerError as error:
+        emit(Warned(f"WARNING: this peer stays at its stage, and cannot move to stage {stage}: {error}"))
 
 
 async def _leave_when_due(leave: asyncio.Event, stop: asyncio.Event, pauses: Pauses) -> None:
@@ -102,9 +136,10 @@ async def _watch_memory(most: int | None, emit: Listener) -> None:
 
 async def run_until(
     stop: asyncio.Event, settings: PeerSettings, emit: EventStream, work: RoleWork | None = None
-) -> None:
+) -> int | None:
     """Join the run and serve until the last round, or do `work`, or until `stop` is set; then leave in order: end the
-    inner step, contribute what is done, and say goodbye, in `LEAVE_SECONDS` at most.
+    inner step, contribute what is done, and say goodbye, in `LEAVE_SECONDS` at most. Returns the stage to which this
+    peer moves, if it has left for one.
 
     Raises:
         HetpeerError: with a message that a volunteer can act on. RefusedError: the operator takes this peer out, or
@@ -118,10 +153,10 @@ async def run_until(
             joining.cancel()
             await asyncio.wait((joining,))
         if joining.cancelled() and stop.is_set():
-            return
+            return None
         node = joining.result()
         if node is None:
-            return
+            return None
         serve = work or {"volunteer": serve_stage, "datacenter": serve_datacenter, "observer": observe}[settings.role]
         serving = children.spawn(serve(node))
         ended = asyncio.wait((serving, node.shut_out), return_when=asyncio.FIRST_COMPLETED)
@@ -140,6 +175,7 @@ async def run_until(
             raise RefusedError(SHUT_OUT if itself else GATEWAY_SHUT_OUT)
         if not (serving.cancelled() and stop.is_set()):
             serving.result()
+        return node.next_stage.result() if node.next_stage.done() and not stop.is_set() else None
 
 
 async def _join(settings: PeerSettings, work: RoleWork | None, place: AsyncExitStack, emit: EventStream) -> Node | None:

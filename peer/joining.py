@@ -100,16 +100,27 @@ async def register(
     Raises:
         HetpeerError: there is none; the message says why.
     """
+    admitted = await ask_for_place(settings, descriptor, identity, servable)
+    await asyncio.to_thread(keep_place, settings.directory, admitted)
+    return admitted
+
+
+async def ask_for_place(
+    settings: PeerSettings, descriptor: Descriptor, identity: Identity, servable: tuple[int, ...]
+) -> Admitted:
+    """Get a place as `register` does, and keep nothing of it yet."""
     folder = settings.directory
     await asyncio.to_thread(_claim, folder, descriptor)
     known = read_membership(folder).card
     revoked = await asyncio.to_thread(_revoked, folder, Authority(descriptor.run_id, descriptor.operator))
     servable = servable if settings.role == "volunteer" and settings.stage is None else ()
     wish = settings.role, settings.stage, known, revoked, servable
-    admitted = await admission.register(settings.ticket, descriptor, identity, *wish)
-    told = admitted.signed_card, admitted.credentials, admitted.mirrors, admitted.node
-    await asyncio.to_thread(write_membership, folder, *told)
-    return admitted
+    return await admission.register(settings.ticket, descriptor, identity, *wish)
+
+
+def keep_place(folder: Path, place: Admitted) -> None:
+    """Keep a place in a peer's folder: from now on it is its place."""
+    write_membership(folder, place.signed_card, place.credentials, place.mirrors, place.node)
 
 
 def _revoked(folder: Path, authority: Authority) -> set[PeerId]:
@@ -274,6 +285,14 @@ def require_given(settings: PeerSettings, descriptor: Descriptor, stage: int, de
     """
     with _told_what_fits(settings, descriptor, device):
         return require_place(settings, descriptor, stage, device)
+
+
+def stages_elsewhere(settings: PeerSettings, descriptor: Descriptor, stage: int, device: torch.device) -> list[int]:
+    """Find the stages to which a volunteer may move from its own: if its owner lets it, the others that fit."""
+    fitting: tuple[int, ...] = ()
+    with suppress(ResourceError):
+        fitting = stages_that_fit(settings, descriptor, device).stages if settings.any_stage else ()
+    return [each for each in fitting if each != stage]
 
 
 @contextmanager

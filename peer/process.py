@@ -34,7 +34,7 @@ class Terminal:
         self.emit = EventStream([listener], status or Status())
 
 
-Serve = Callable[[asyncio.Event], Awaitable[None]]
+Serve = Callable[[asyncio.Event], Awaitable[object]]
 
 
 def print_json(event: Event) -> None:

@@ -58,7 +58,8 @@ class Meeting:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerSettings:
     """One peer of a run, and its owner's wishes. From `stage` to `priority` the fields are options of `hetpeer join`,
-    `replica` and `observe`, by the same names; `peer.cli.options.ServingOptions` says what each means.
+    `replica` and `observe`, by the same names; `peer.cli.options.ServingOptions` says what each means. `--stage any` is
+    no `stage`, and `any_stage`.
 
     Raises:
         UserError: a limit, or the quiet hours, make no sense; the message says what would.
@@ -96,6 +97,8 @@ class PeerSettings:
     private_mirrors: bool = False
     quiet_hours: str | None = None
     priority: Literal["low", "normal"] = "normal"
+    any_stage: bool = False
+    """Whether this volunteer moves to a stage that is short, if it is surplus for long at its own."""
     without: tuple[str, ...] = ()
     """Files of the run that this peer does not fetch, though others in its role do."""
 

@@ -12,8 +12,8 @@ SIGNED_BYTES = 24 * 1024
 record."""
 
 RECORD_BYTES = 4 * 1024
-"""The size of a peer's signed record: 1 KiB of names and addresses, 1.2 KiB of scores, 0.6 KiB of relays, its card and
-its gateway's, 0.6 KiB."""
+"""The size of a peer's signed record: 1 KiB of names and addresses, 1.2 KiB of scores, 0.6 KiB of relays, 0.2 KiB of
+stages, its card and its gateway's, 0.6 KiB."""
 
 RECORDS_READ = 512
 """The records that are read of one key of the DHT at a time, where 64 are expected. A node holds no more under one key,

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from peer.cli.options import JsonOption, ServingOptions, takes, terminal
+from peer.cli.options import ANY_STAGE, JsonOption, ServingOptions, takes, terminal
 
 if TYPE_CHECKING:
     from peer.process import Terminal
     from protocol.trust.membership_card import Role
 
 JOIN_EXAMPLES = (
-    "Examples:\n\n  hetpeer join --stage 2 hetpeer1-…\n\n  HETPEER_TICKET=hetpeer1-… hetpeer join\n\n"
+    "Examples:\n\n  hetpeer join --stage 2 hetpeer1-…\n\n  hetpeer join --stage any hetpeer1-…\n\n"
+    "  HETPEER_TICKET=hetpeer1-… hetpeer join\n\n"
     "  hetpeer join --max-up 5 --max-down 40 --max-memory 8GB --quiet-hours 18:30-23:00 hetpeer1-…\n\n"
     "  hetpeer join --metrics 9477 --log-json hetpeer1-… 2>> hetpeer.log"
 )
@@ -71,10 +72,12 @@ def serve(role: "Role", options: ServingOptions) -> int:
 
     def work() -> int:
         ticket = find(options.ticket, *filter(None, (options.directory, home())))
-        place = role if options.stage is None else f"stage-{options.stage}"
+        any_stage = options.stage == ANY_STAGE
+        place = role if options.stage is None or any_stage else f"stage-{options.stage}"
         folders = [options.directory] if options.directory else own_folders(ticket, place)
         wished = {each.name: getattr(options, each.name) for each in fields(options) if each.name not in COMMANDS_OWN}
-        wished["threads"] = options.threads or cores()
+        wished |= {"threads": options.threads or cores(), "any_stage": any_stage}
+        wished["stage"] = None if any_stage else options.stage
         settings = PeerSettings(ticket=ticket, role=role, directory=folders[0], **wished)
         if settings.nnodes > 1:
             read_secret(settings.meeting.secret_file, make=True)

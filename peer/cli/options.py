@@ -67,6 +67,21 @@ DeviceOption = Annotated[Device, typer.Option(help="Where to compute; auto takes
 ThreadsOption = Annotated[int, typer.Option(min=0, help="CPU cores for one operation; 0 takes all.")]
 
 
+ANY_STAGE = -1
+"""What `--stage any` is."""
+
+
+def stage_named(text: str) -> int:
+    """The number of a stage, or `ANY_STAGE` for `any`.
+
+    Raises:
+        BadParameter: it is neither.
+    """
+    if text != "any" and not text.isdecimal():
+        raise typer.BadParameter(f"{text!r} is no number of a stage, and not any")
+    return ANY_STAGE if text == "any" else int(text)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingOptions:
     """The options of `join`, `replica` and `observe`, in the order of their help. None: the peer chooses.
@@ -77,7 +92,13 @@ class ServingOptions:
 
     ticket: TicketArgument = None
     stage: Annotated[
-        int | None, typer.Option(min=0, help="The pipeline stage to serve. Default: the scarcest that fits.")
+        int | None,
+        typer.Option(
+            parser=stage_named,
+            metavar="N|any",
+            help="The pipeline stage to serve. Default: the scarcest that fits. any: the same, and if groups have no "
+            "seat for this peer for long, it moves to a stage that is short.",
+        ),
     ] = None
     device: DeviceOption = "auto"
     threads: ThreadsOption = 0

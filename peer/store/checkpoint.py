@@ -180,6 +180,37 @@ def candidates(folder: Path) -> list[Checkpoint]:
     return found
 
 
+def after_leaving(folder: Path) -> Checkpoint:
+    """The checkpoint of a peer that has left its stage to serve another, and brings nothing along but numbers: of what
+    it has given and taken, and of the last round that it has contributed to. By these nothing counts twice.
+
+    Raises:
+        ResourceError: it has what nobody else has: error feedback, or what is set aside for an heir that has not
+            answered.
+    """
+    for kept in candidates(folder)[:1]:
+        errors = (tensor for part in kept.parts.values() for tensor in part.error_feedback.values())
+        if kept.handovers.heir or any(bool(tensor.any()) for tensor in errors):
+            raise ResourceError("nobody has taken over its error feedback")
+        handovers = Handovers(given=kept.handovers.given, taken=kept.handovers.taken)
+        return Checkpoint(0, kept.contributed, {}, {}, handovers)
+    return Checkpoint(0, 0, {}, {})
+
+
+def leave_stage(folder: Path) -> None:
+    """Forget what a folder has of the stage that its peer has served, and others hold as well, but for the numbers of
+    `after_leaving`. Who is killed in between is a newcomer at its old stage, or at the new one.
+
+    Raises:
+        ResourceError: it has what nobody else has, and forgets nothing; or the disk cannot be written.
+    """
+    write_checkpoint(folder, after_leaving(folder), keep=1)
+    (folder / SETTLED).unlink(missing_ok=True)
+    contributions = (each for each in (folder / "contributions").glob("*") if each.name != "revocations")
+    for path in (folder / "snapshots", *contributions):
+        shutil.rmtree(path, ignore_errors=True)
+
+
 def _newest_first(folder: Path) -> list[Path]:
     paths = (path for path in folder.glob("checkpoint-*") if NAME.fullmatch(path.name))
     return sorted(paths, key=_number, reverse=True)

@@ -98,10 +98,12 @@ class Node:
     """Is done when the operator has taken out this peer, or the gateway that let it in: who it was; or has the error
     that ends this peer."""
     asked_to_leave: asyncio.Event
-    """Is set when the user asks this peer to leave."""
+    """Is set when this peer is to leave."""
+    next_stage: asyncio.Future[int]
+    """Is done when this peer leaves to serve another stage, which it is."""
 
-    def leave(self) -> None:
-        """Ask this peer to go, as its user wishes: what it has done is contributed, nothing new is begun."""
+    def leave(self, reason: str = "its owner stops or pauses this peer") -> None:
+        """Ask this peer to go: what it has done is contributed, nothing new is begun."""
         self.asked_to_leave.set()
-        self.emit(Left(self.discovery.record.replica, "its owner stops or pauses this peer"))
+        self.emit(Left(self.discovery.record.replica, reason))
         self.discovery.news.ring()

@@ -12,7 +12,7 @@ from peer.model.first_weights import read_part
 from peer.network.discovery import keep_remembering
 from peer.network.gossip import Reconciler
 from peer.optim.outer import OuterState
-from peer.swarm import waits
+from peer.swarm import surplus, waits
 from peer.swarm.node import AskFinished, Node
 from peer.swarm.roles import all_at
 from peer.swarm.rounds.catch_up import catch_up, compare_with_all, lacks_holder, resume
@@ -112,6 +112,7 @@ async def in_the_swarm(node: Node, outer: OuterLoop) -> AsyncIterator[asyncio.Ta
         await catch_up(outer)
         keeping.append(tasks.create_task(keep_asking_whether_over(outer, node.ask_finished)))
         keeping.append(tasks.create_task(reconciler.keep_comparing()))
+        keeping.append(tasks.create_task(keep_looking_where_needed(node)))
         await discovery.publish()
         await wait_for_a_holder(outer)
         yield tasks
@@ -141,6 +142,19 @@ async def wait_for_a_holder(outer: OuterLoop) -> None:
         outer.emit(outer.lost_state or waits.for_a_state(outer.shown_at()))
         await outer.discovery.news.wait(1.0)
         await catch_up(outer)
+
+
+async def keep_looking_where_needed(node: Node) -> None:
+    """Leave for another stage when this volunteer has been surplus for long, that one is short, and its owner has
+    agreed to it. Returns when it leaves."""
+    discovery, manifest, watch = node.discovery, node.place.manifest, surplus.Watch()
+    while discovery.record.moves_to and not node.asked_to_leave.is_set():
+        await asyncio.sleep(PULSE_SECONDS)
+        me = discovery.record
+        stage = watch.look(discovery.peers(), me, manifest.replicas.stages, monotonic())
+        if stage is not None and me.round + 1 < manifest.outer.rounds and not node.asked_to_leave.is_set():
+            node.next_stage.set_result(stage)
+            node.leave(f"{waits.surplus_of(me.stage, stage)}; it moves there, as its owner allows")
 
 
 async def _keep_pulse(reconciler: Reconciler, emit: Listener) -> None:

@@ -26,11 +26,13 @@ def free(peers: Peers, stage: int) -> Peers:
     return tuple(peer for peer in peers if peer.role == "volunteer" and peer.stage == stage and not peer.replica)
 
 
-def heirs(peers: Peers, me: PeerRecord) -> Peers:
-    """Who can take over from a volunteer that leaves: whoever has taken its place in its group, then those in none."""
+def heirs(peers: Peers, me: PeerRecord, for_good: bool = False) -> Peers:
+    """Who can take over from a volunteer that leaves: whoever has taken its place in its group, then those in none, and
+    where it leaves its stage `for_good`, then all others of that."""
     same = [peer for peer in peers if peer.role == "volunteer" and peer.stage == me.stage]
     seated = [peer for peer in same if peer.replica and peer.replica == me.replica]
-    return (*seated, *(peer for peer in same if not peer.replica))
+    unseated = [peer for peer in same if not peer.replica]
+    return (*seated, *unseated, *(peer for peer in same if for_good and peer not in seated + unseated))
 
 
 def all_at(peers: Peers, round: int) -> bool:

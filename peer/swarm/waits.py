@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable
 
 from peer.swarm.roles import free, replicas
+from peer.swarm.surplus import stage_in_need
 from peer.telemetry.decisions import Waiting
 from protocol.identity import PeerId
 from protocol.manifest import Manifest
@@ -34,7 +35,7 @@ def for_the_beginning(peers: Peers, manifest: Manifest) -> Waiting:
 def for_members(peers: Peers, me: PeerRecord, manifest: Manifest, begun: bool, missing: Collection[int]) -> Waiting:
     """The wait of a leader, `me`, whose group has nobody at the `missing` stages: for volunteers of these; or, where
     other leaders have them all, as a spare; or for the beginning of a run that has not `begun`."""
-    if spare := _as_spare(peers, me, manifest):
+    if spare := _as_spare(peers, me, manifest, begun):
         return spare
     return _for_stages(peers, manifest, missing) if begun else for_the_beginning(peers, manifest)
 
@@ -49,7 +50,7 @@ def for_a_seat(peers: Peers, me: PeerRecord, manifest: Manifest, begun: bool) ->
     """The wait of a volunteer of a later stage without a group, `me`: for a stage that nobody serves, or for an
     invitation; or, where others of its stage have all seats, as a spare; or for the beginning of a run that has not
     `begun`."""
-    if spare := _as_spare(peers, me, manifest):
+    if spare := _as_spare(peers, me, manifest, begun):
         return spare
     if not begun:
         return for_the_beginning(peers, manifest)
@@ -189,9 +190,14 @@ def _for_stages(peers: Peers, manifest: Manifest, missing: Collection[int]) -> W
     return Waiting(" and ".join(named), "a group needs one of each stage", stages - len(missing), stages)
 
 
-def _as_spare(peers: Peers, me: PeerRecord, manifest: Manifest) -> Waiting | None:
-    """The wait of a volunteer without a group, `me`, if others of its stage have all the seats that there can be; None:
-    they do not."""
+def surplus_of(stage: int, short: int) -> str:
+    """That a stage has volunteers too many, and another too few, in words."""
+    return f"stage {stage} has more volunteers than groups can use, and stage {short} is short"
+
+
+def _as_spare(peers: Peers, me: PeerRecord, manifest: Manifest, begun: bool) -> Waiting | None:
+    """The wait of a volunteer without a group, `me`, if others of its stage have all the seats that there can be, or
+    the run has `begun` and another stage is so short of volunteers that there is none; None: neither is so."""
     counts, groups = _volunteers(peers, manifest), manifest.replicas.groups
     others = {stage: count for stage, count in counts.items() if stage != me.stage}
     scarce = min(others, key=lambda stage: others[stage]) if others else me.stage
@@ -200,10 +206,15 @@ def _as_spare(peers: Peers, me: PeerRecord, manifest: Manifest) -> Waiting | Non
         peer.role == "volunteer" and peer.stage == me.stage and bool(peer.replica) and peer.peer_id != me.peer_id
         for peer in peers
     )
-    if not seats or seated < seats:
+    short = stage_in_need(peers, me, manifest.replicas.stages)
+    if (not seats or seated < seats) and not (begun and short is not None):
         return None
     needed = min(groups, counts[me.stage])
-    if counts[scarce] < needed:
+    if short is not None:
+        unable = "that one does not fit this machine" if me.moves_to else "`hetpeer join --stage any` would move there"
+        moving = "this peer moves there if that lasts" if short in me.moves_to else unable
+        why = f"{surplus_of(me.stage, short)}: {moving}"
+    elif counts[scarce] < needed:
         why = f"stage {scarce} has {so_many(counts[scarce], 'volunteer')}, {needed} are needed"
     else:
         why = f"every group is complete, and it takes the next free seat of stage {me.stage}"

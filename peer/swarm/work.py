@@ -89,7 +89,7 @@ async def serve_stage(node: Node) -> None:
         else:
             await Member(here, services.group).serve()
         if not outer.over:
-            await here.handover.hand_over()
+            await here.handover.hand_over(for_good=node.next_stage.done())
     outer.tell_finished()
 
 

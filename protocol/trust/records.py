@@ -27,6 +27,7 @@ from protocol.errors import FormatError
 from protocol.identity import NO_PEER, Part, PeerId, ReplicaId, RunId
 from protocol.limits import RECORD_BYTES, RECORD_SECONDS, RELAYS_NAMED
 from protocol.manifest import Manifest
+from protocol.manifest_tables import MOST_STAGES
 from protocol.outer.history import Claim
 from protocol.trust import signed
 from protocol.trust.membership_card import Authority, Role, Signer
@@ -50,7 +51,7 @@ RelayAddress = Annotated[str, StringConstraints(min_length=1, max_length=RELAY_C
 """The libp2p address of a relay."""
 MOST_TOKENS_PER_SECOND = 1e9
 
-LATER = ("relays", "via", "tokens_per_second", "ending")
+LATER = ("relays", "via", "tokens_per_second", "ending", "moves_to")
 """The fields that the first version had not. A peer that has nothing to say of one leaves it out."""
 
 Scored = Annotated[str, StringConstraints(min_length=1, max_length=64)]
@@ -93,6 +94,9 @@ class PeerRecord(BaseModel):
         0.0, ge=0, le=MOST_TOKENS_PER_SECOND, description="a volunteer's, at its own stage; 0: not measured"
     )
     ending: bool = Field(False, description="it has finished the last round, and still takes what others bring of it")
+    moves_to: list[Annotated[int, Field(ge=0, lt=MOST_STAGES)]] = Field(
+        default_factory=list, max_length=MOST_STAGES, description="the stages that a volunteer would serve instead"
+    )
 
     issuer: PeerId = Field(
         NO_PEER, exclude=True, description="the gateway that let it in, by its card; never on the wire"
@@ -175,7 +179,7 @@ def unpack_record(packed: bytes, signer: PeerId, card: bytes, authority: Authori
     """
     place = authority.admitted_now(signer, card)
     try:
-        record = PeerRecord.model_validate(msgpack.unpackb(packed, max_array_len=RELAYS_NAMED))
+        record = PeerRecord.model_validate(msgpack.unpackb(packed, max_array_len=max(RELAYS_NAMED, MOST_STAGES)))
     except ValidationError as error:
         first = error.errors()[0]
         raise FormatError(f"the record of {signer} is malformed: {first['loc']}: {first['msg']}"[:200]) from None

@@ -49,6 +49,7 @@ RECORD = records.PeerRecord(
     slot=0,
     round=3,
     sequence=9,
+    moves_to=[1],
 )
 
 CARD = Card(AUTHOR.peer_id, "volunteer", 0, 0)

@@ -18,6 +18,7 @@ from peer.joining import (
     require_fit,
     require_given,
     require_place,
+    stages_elsewhere,
     stages_that_fit,
     tell_clock,
     tell_place,
@@ -122,6 +123,16 @@ def test_of_a_runs_stages_those_are_offered_that_fit_and_of_the_others_it_is_tol
     assert fit(max_memory=TAKES[2]) == StageChoice((1, 2), f"stage 0 needs {size(TAKES[0])} {gives}")
     assert fit(max_memory=TAKES[0] - 1).stages == (1, 2)
     assert fit(max_memory=TAKES[1]).stages == (1,)
+
+
+def test_a_volunteer_may_move_to_the_other_stages_that_fit_if_its_owner_has_agreed(tmp_path: Path):
+    def elsewhere(stage: int, **limits: Any) -> list[int]:
+        return stages_elsewhere(volunteer(tmp_path, **limits), DESCRIPTOR, stage, CPU)
+
+    assert elsewhere(1) == []
+    assert elsewhere(1, any_stage=True) == [0, 2]
+    assert elsewhere(2, any_stage=True, max_memory=TAKES[2]) == [1]
+    assert elsewhere(1, any_stage=True, max_memory="100MB") == []
 
 
 def test_memory_disk_and_line_are_looked_at_by_the_rule_by_which_a_place_is_checked(tmp_path: Path):

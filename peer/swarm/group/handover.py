@@ -104,17 +104,18 @@ class Handover:
 
     # The leaver's side
 
-    async def hand_over(self) -> None:
-        """Give everything to an heir, now that this peer leaves; without one it stays in this peer's folder."""
+    async def hand_over(self, for_good: bool = False) -> None:
+        """Give everything to an heir, now that this peer leaves, perhaps its stage `for_good`; without one it stays in
+        this peer's folder."""
         self.close()
         await self.settle()
         empty = await self._thread.run(lambda: self._legacy().empty)
         if self.handovers.heir or empty:
             return
         discovery = self.outer.discovery
-        if not heirs(discovery.others(), discovery.record):  # one may have come since this peer last looked
+        if not heirs(discovery.others(), discovery.record, for_good):  # one may have come since this peer last looked
             await discovery.read()
-        for heir in heirs(discovery.others(), discovery.record)[:HEIRS_TRIED]:
+        for heir in heirs(discovery.others(), discovery.record, for_good)[:HEIRS_TRIED]:
             await self._set_aside(heir)
             if not await self._is_declined():
                 return

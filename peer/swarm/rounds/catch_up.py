@@ -32,6 +32,10 @@ async def resume(outer: OuterLoop) -> None:
     kept = await asyncio.to_thread(checkpoint.candidates, outer.folder)
     if kept:
         await outer.restore(kept[0])
+    if kept and not kept[0].parts:  # it has left a stage since, and comes as a newcomer
+        outer.discovery.tell(contributed=0)
+        for each in followed.parts.values():
+            each.left_after = kept[0].contributed
     settled = checkpoint.last_settled(outer.folder)
     ended = outer.manifest.outer.rounds if settled and settled.round >= outer.manifest.outer.rounds else 0
     closed = (each.ledger.folded for each in followed.parts.values())
@@ -51,7 +55,7 @@ async def resume(outer: OuterLoop) -> None:
     if folded := max(each.ledger.folded for each in followed.parts.values()):
         reconciler.attested.resume(folded)
     await outer.settle()
-    if kept:
+    if kept and kept[0].parts:
         outer.emit(Resumed(outer.clock - 1))
 
 

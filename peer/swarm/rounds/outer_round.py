@@ -168,7 +168,7 @@ class OuterLoop:
         for part, tensors in moved.items():
             each = self.followed.parts[part]
             late = each.ledger.window.receipts_needed(each.ledger.clock + SKEW, round) > 0
-            if not late and round > each.ledger.folded and round not in each.own:  # others must be able to take it
+            if not late and round > each.ledger.folded and not each.has_made(round):  # others must be able to take it
                 blobs[part] = await self._compose(part, round, steps, tensors)
             else:
                 await self.followed.torch_thread.run(each.state.absorb, tensors)

@@ -45,6 +45,12 @@ class FollowedPart:
     steps: dict[int, dict[PeerId, int]] = field(default_factory=dict)
     claims: list[Claim] = field(default_factory=list)
     digest: str = ""
+    left_after: int = 0
+    """The last round that this peer had contributed to when it left a stage, this one or another, to move; 0: none."""
+
+    def has_made(self, round: int) -> bool:
+        """Whether this peer has made its contribution to a round, or may have, and has forgotten it as it moved."""
+        return round in self.own or round <= self.left_after
 
 
 @dataclass(slots=True)

@@ -625,6 +625,25 @@ def test_who_comes_when_the_run_has_begun_is_on_trial_until_it_has_stood_it(tmp_
     play(tmp_path, scene)
 
 
+def test_who_moves_to_another_stage_has_one_place_and_stays_on_trial_or_not(tmp_path: Path):
+    async def scene(house: House) -> None:
+        operator_lists.require_trials(house.folder, True)
+        founder = await house.register(stage=0)
+        house.records.put(GATEWAY, round=1)
+        moved = await house.register(stage=1, card=founder.signed_card)
+        assert (moved.card.stage, moved.card.on_trial) == (1, False)
+        assert last(house.folder, 1)[0].what == "admitted"
+        newcomer = await house.register(BOB, stage=0)
+        assert (newcomer.card.slot, newcomer.card.on_trial) == (founder.card.slot, True)  # the place is free
+        assert (await house.register(BOB, stage=1, card=newcomer.signed_card)).card.on_trial
+        back = await house.register(stage=0, card=founder.signed_card)  # an old card is no second place
+        places = house.door.admission.places.values()
+        assert sorted(each.stage for each in places if each.role == "volunteer") == [0, 1]
+        assert back.card.stage == 0
+
+    play(tmp_path, scene)
+
+
 def test_nobody_is_tried_who_contributes_nothing_or_where_no_trials_are_asked_for(tmp_path: Path):
     async def scene(house: House) -> None:
         house.records.put(GATEWAY, round=1)

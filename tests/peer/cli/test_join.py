@@ -4,10 +4,13 @@ heard by its log and by Prometheus beside its terminal."""
 import urllib.request
 from dataclasses import fields
 from pathlib import Path
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import pytest
+from typer.testing import CliRunner
 
+from peer import process
+from peer.cli.__main__ import app
 from peer.cli.join import COMMANDS_OWN, tell_to_pause, tell_to_resume, watched
 from peer.cli.options import ServingOptions
 from peer.pausing import is_told
@@ -114,3 +117,34 @@ def test_each_option_of_a_peer_is_a_setting_of_the_same_name_type_and_default():
     differing = {name for name in options if options[name] != settings.get(name)}
     of_settings = {"threads", "max_memory", "max_disk"}  # all cores is for the command; sizes may be bytes
     assert differing == {*COMMANDS_OWN, *of_settings}
+
+
+@pytest.mark.parametrize(
+    ("typed", "folder", "stage", "any_stage"),
+    [
+        ([], "volunteer", None, False),
+        (["--stage", "any"], "volunteer", None, True),
+        (["--stage", "0"], "stage-0", 0, False),
+        (["--stage", "12"], "stage-12", 12, False),
+    ],
+)
+def test_a_volunteer_names_its_stage_or_leaves_it_to_the_node_and_may_move_where_it_says_so(
+    monkeypatch: pytest.MonkeyPatch, typed: list[str], folder: str, stage: int | None, any_stage: bool
+):
+    asked: list[PeerSettings] = []
+
+    def run_command(serve: Any, terminal: Terminal) -> int:
+        asked.append(serve.keywords["settings"])
+        return 0
+
+    monkeypatch.setattr(process, "run_command", run_command)
+    done = CliRunner().invoke(app, ["join", *typed, str(ONE)])
+    assert done.exit_code == 0, done.output
+    assert [(each.directory.name, each.stage, each.any_stage) for each in asked] == [(folder, stage, any_stage)]
+
+
+@pytest.mark.parametrize("typed", ["two", "-1", "", "Any", "1.0"])
+def test_a_stage_that_is_none_is_refused(typed: str):
+    done = CliRunner().invoke(app, ["join", "--stage", typed, str(ONE)])
+    assert done.exit_code == 2
+    assert "is no number of a stage, and not any" in " ".join(done.output.replace("│", " ").split())

@@ -12,7 +12,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from peer.store.checkpoint import Checkpoint, PartCheckpoint, PartState, candidates, write_checkpoint
+from peer.store.checkpoint import (
+    Checkpoint,
+    PartCheckpoint,
+    PartState,
+    candidates,
+    last_settled,
+    leave_stage,
+    note_settled,
+    write_checkpoint,
+)
 from peer.store.disk import CHECKPOINTS_KEPT
 from protocol.errors import ResourceError
 from protocol.identity import EMBEDDING, PeerId, stage_part
@@ -92,6 +101,65 @@ def test_a_state_that_says_nothing_is_passed_over(tmp_path: Path, text: str):
     write_checkpoint(tmp_path, checkpoint(2))
     (max(tmp_path.iterdir()) / "state.json").write_text(text)
     assert candidates(tmp_path) == []
+
+
+def nothing_left(round: int, handovers: Handovers) -> Checkpoint:
+    """A checkpoint of a peer whose error feedback somebody else has."""
+    made = checkpoint(round)
+    part = made.parts[stage_part(1)]
+    zero = replace(part, error_feedback={name: torch.zeros_like(each) for name, each in part.error_feedback.items()})
+    return replace(made, parts={**made.parts, stage_part(1): zero}, handovers=handovers)
+
+
+def in_use(folder: Path) -> set[str]:
+    """What lies in a folder beside checkpoints."""
+    return {
+        str(each.relative_to(folder)) for each in folder.rglob("*") if each.is_file() and "checkpoint" not in str(each)
+    }
+
+
+def test_who_leaves_its_stage_keeps_the_numbers_of_what_it_has_passed_on_and_nothing_else_of_it(tmp_path: Path):
+    given = Handovers(given=2, taken={PeerId("giver"): 3})
+    write_checkpoint(tmp_path, checkpoint(1))
+    write_checkpoint(tmp_path, nothing_left(2, given))
+    note_settled(tmp_path, 2, {"stage-1": "ab" * 32})
+    for name in (
+        "snapshots/stage-1-00000002.grid",
+        "contributions/stage-1/00000002-ab",
+        "contributions/revocations/ab",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"bytes")
+    (tmp_path / "identity.key").write_bytes(b"key")
+    leave_stage(tmp_path)
+    (kept,) = candidates(tmp_path)
+    assert same(kept, Checkpoint(0, 2, {}, {}))
+    assert kept.handovers == given
+    assert in_use(tmp_path) == {"identity.key", "contributions/revocations/ab"}
+    leave_stage(tmp_path)
+    assert candidates(tmp_path)[0].handovers == given
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        checkpoint(2),
+        nothing_left(2, Handovers(given=1, heir=PeerId("heir"), blob=b"bytes")),
+    ],
+    ids=["error feedback", "set aside for an heir"],
+)
+def test_who_has_what_nobody_else_has_does_not_leave_its_stage(tmp_path: Path, kept: Checkpoint):
+    write_checkpoint(tmp_path, kept)
+    note_settled(tmp_path, 2, {"stage-1": "ab" * 32})
+    with pytest.raises(ResourceError, match="nobody has taken over"):
+        leave_stage(tmp_path)
+    assert same(candidates(tmp_path)[0], kept)
+    assert last_settled(tmp_path) is not None
+
+
+def test_who_has_never_written_anything_leaves_its_stage(tmp_path: Path):
+    leave_stage(tmp_path)
+    assert same(candidates(tmp_path)[0], Checkpoint(0, 0, {}, {}))
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path):

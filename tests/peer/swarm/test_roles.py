@@ -49,6 +49,7 @@ def test_the_heir_of_a_leaver_is_who_took_its_seat_or_else_is_free():
     assert heirs(others, MEMBER) == (seated, LONELY)
     assert heirs((LEADER, DATACENTER, elsewhere), MEMBER) == ()
     assert heirs(others, peer("y", stage=1)) == (LONELY,)
+    assert heirs(others, MEMBER, for_good=True) == (seated, LONELY, elsewhere)
 
 
 def test_the_run_is_over_when_everyone_is_done():

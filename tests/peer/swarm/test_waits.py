@@ -54,6 +54,36 @@ def test_a_leader_is_a_spare_where_others_have_all_members():
     assert wait.words == "Waits for a seat in a group; this peer is a spare: stage 1 has 1 volunteer, 2 are needed"
 
 
+SHORT = "stage 0 has more volunteers than groups can use, and stage 1 is short"
+
+
+@pytest.mark.parametrize(
+    ("moves_to", "then"),
+    [
+        ([], "`hetpeer join --stage any` would move there"),
+        ([1], "this peer moves there if that lasts"),
+        ([2], "that one does not fit this machine"),
+    ],
+)
+def test_a_surplus_volunteer_is_told_which_stage_is_short_and_what_to_do(moves_to: list[int], then: str):
+    me = peer("c").model_copy(update={"moves_to": moves_to})
+    swarm = *ONE_GROUP, me, peer("d")
+    wait = waits.for_members(swarm, me, planned(), True, [1])
+    assert wait.words == f"Waits for a seat in a group; this peer is a spare: {SHORT}: {then}"
+    later = *ONE_GROUP[:1], peer("c", stage=1), peer("d", stage=1), peer("e", stage=1)
+    assert (
+        SHORT.replace("0", "x").replace("1", "0").replace("x", "1")
+        in waits.for_a_seat(later, later[1], planned(), True).until
+    )
+
+
+def test_where_a_stage_has_nobody_a_surplus_volunteer_is_told_once_the_run_has_begun():
+    me = peer("c")
+    swarm = me, peer("d")
+    assert SHORT in waits.for_members(swarm, me, planned(), True, [1]).until
+    assert "the run begins" in waits.for_members(swarm, me, planned(), False, [1]).until
+
+
 @pytest.mark.parametrize("begun", [True, False])
 def test_a_volunteer_is_a_spare_where_every_group_is_complete(begun: bool):
     wait = waits.for_a_seat((*ONE_GROUP, SPARE), SPARE, planned(groups=1), begun)

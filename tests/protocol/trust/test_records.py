@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from protocol.errors import FormatError
 from protocol.identity import EMBEDDING, PeerId, ReplicaId, RunId, stage_part
 from protocol.limits import RECORD_BYTES, RECORD_SECONDS
+from protocol.manifest_tables import MOST_STAGES
 from protocol.outer.history import Claim
 from protocol.trust import signed
 from protocol.trust.keys import Identity, load_or_create
@@ -155,7 +156,21 @@ def test_who_still_settles_the_runs_last_state_says_so(way: str, me: Signer):
 
 
 def test_who_has_nothing_to_say_of_its_speed_and_of_the_end_says_nothing(me: Signer):
-    assert not {"tokens_per_second", "ending"} & msgpack.unpackb(pack_record(record_of(me))).keys()
+    assert not {"tokens_per_second", "ending", "moves_to"} & msgpack.unpackb(pack_record(record_of(me))).keys()
+
+
+@in_both_ways
+def test_a_volunteer_tells_which_other_stages_it_would_serve(way: str, me: Signer):
+    told = record_of(me, moves_to=[*range(MOST_STAGES)])
+    assert read_as(way, signed_as(way, me, told), me) == told
+
+
+@pytest.mark.parametrize("stages", [[-1], [MOST_STAGES], [1] * (MOST_STAGES + 1), ["1"], [None], 1, "any"])
+def test_stages_that_are_none_are_refused(me: Signer, stages: object):
+    packed = msgpack.packb({**record_of(me).model_dump(), "moves_to": stages})
+    data = signed.sign(me.identity, "record", [RUN, packed, me.card])
+    with pytest.raises(FormatError, match="malformed"):
+        read_record(data, me.identity.peer_id, me.authority)
 
 
 @pytest.mark.parametrize("speed", [-1.0, 2e9, math.nan, math.inf, "fast", None, [1.0]])

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from peer.network import intake
 from peer.network.contacts import Contacts
 from peer.network.intake import nothing_is_valid
+from peer.store.checkpoint import candidates, leave_stage, write_checkpoint
 from peer.store.served import BLOCK_BYTES
 from peer.swarm.rounds import round_policy
 from peer.swarm.rounds.catch_up import agree, catch_up
@@ -632,6 +634,28 @@ def test_no_author_makes_two_contributions_of_one_name_whatever_it_forgot(tmp_pa
             await b.outer.reconciler.compare(again.outer.discovery.record)
             await b.outer.reconciler.learnt()
         assert len(b.intake.ledgers[EMBEDDING].chosen(1)) == 1
+
+    play(tmp_path, "ab", scene)
+
+
+def test_who_has_served_another_stage_since_makes_no_second_contribution_to_a_round(tmp_path: Path):
+    """What it had here it has forgotten, but for the number of the round."""
+
+    async def scene(made: Village) -> None:
+        a, b = made.peers
+        await a.contribute(1, 1)
+        await b.outer.reconciler.compare(a.outer.discovery.record)
+        await b.outer.reconciler.learnt()
+        write_checkpoint(tmp_path / "a", replace(candidates(tmp_path / "a")[0], parts={}, optimizer={}), keep=1)
+        leave_stage(tmp_path / "a")
+        again = await made.start("a")
+        assert (again.outer.clock, again.outer.contributed) == (1, False)
+        await again.contribute(1, 2)
+        for one, other in ((again, b), (b, again)):
+            await one.outer.reconciler.compare(other.outer.discovery.record)
+            await one.outer.reconciler.learnt()
+            name = ContributionName(EMBEDDING, 1, again.outer.discovery.record.peer_id)
+            assert len(one.intake.ledgers[EMBEDDING].versions(name)) == 1
 
     play(tmp_path, "ab", scene)
 
