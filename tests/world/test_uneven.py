@@ -9,6 +9,7 @@ import torch
 
 from bootstrap.genesis import load_run
 from peer.lab.reference_run import Lab
+from peer.swarm.group.leader import REGROUP_SECONDS
 from peer.telemetry.decisions import EndedEarly, GoalChanged
 from peer.telemetry.events import Contributed, Event, GroupBroken, GroupFormed, RoundDone
 from peer.telemetry.group_decisions import MemberChanged, Released
@@ -21,6 +22,9 @@ from tests.world.test_cases import MakeWorld, all_end_well, join, manifest, told
 world = test_cases.world
 
 H, MOST, ROUNDS = 20, 200, 6
+
+LATE = 0.2
+"""Seconds one way to a machine that is far from all others."""
 
 TABLES: dict[str, dict[str, Any]] = {
     "replicas": {"groups": 1, "datacenters": 1, "stages": 2, "compression": 4},
@@ -150,3 +154,23 @@ def test_groups_exchange_members_so_that_the_quick_are_together(world: MakeWorld
     assert not any(told(owner, GroupBroken) for owner in owners)
     ends = [told(owner, RoundDone)[-1].digests for owner in owners]
     assert len({each["embedding"] for each in ends}) == 1
+
+
+def test_groups_exchange_members_also_where_one_hears_of_a_rounds_end_later_than_the_other(world: MakeWorld):
+    """The first leader has let its slow member go before the second one's round is over. They have looked before."""
+    short = {"inner": TABLES["inner"] | {"steps": 6, "most_steps": 60}, "outer": TABLES["outer"] | {"rounds": 3}}
+    run = world(**TABLES | short | {"replicas": {"groups": 2, "datacenters": 0, "stages": 2, "compression": 4}})
+    quick_first, slow_last = join(run, "quick-0", "volunteer", 0), run.add("slow-1", "volunteer", 1)
+    slow_last.machine.speed = 5.0
+    run.start(slow_last)
+    assert run.run_until(lambda: bool(told(quick_first, GroupFormed)), 30)
+    slow_first, quick_last = run.add("slow-0", "volunteer", 0, latency=LATE), join(run, "quick-1", "volunteer", 1)
+    slow_first.machine.speed = 4.0
+    run.start(slow_first)
+    all_end_well(run, quick_first, quick_last, slow_first, slow_last, seconds=900)
+    for leader in (quick_first, slow_first):
+        assert [event.round for event in told(leader, MemberChanged)] == [2]
+        moments = [(at, event) for process in leader.runs for at, event in process.events]
+        over = next(at for at, event in moments if isinstance(event, RoundDone))
+        together = next(at for at, event in moments if isinstance(event, GroupFormed) and at > over)
+        assert together - over < REGROUP_SECONDS / 2, leader.name

@@ -55,9 +55,7 @@ class Leader:
     announced: list[str] = field(default_factory=list)
     accusations: Accusations = field(default_factory=Accusations)
     wished: dict[int, PeerRecord] = field(default_factory=dict)
-    """Whom it waits for at some stages: members of other groups, which let them go."""
-    looked_at: int = 0
-    """The round before which it looked last for better members."""
+    """Whom it shall have at some stages from the next round on: now members of other groups."""
     late: PeerId | None = None
     """Whom this stage waited for when the step in flight had lasted too long."""
 
@@ -105,20 +103,20 @@ class Leader:
         """Until every stage has a member; False: the run is over, or this peer leaves. The rounds of the others go on
         meanwhile, and so do ours."""
         outer, attempt = self.here.outer, 0
-        self._regroup()
-        is_over = after(REGROUP_SECONDS if self.wished else 0.0)
+        wished = self._regroup()
+        is_over = after(REGROUP_SECONDS if wished else 0.0)
         while not (outer.over or outer.leaving):
-            self.wished = {} if is_over() else self.wished
+            wished = {} if is_over() else wished
             self._forget_the_lost()
             if self._complete:
                 return True
             await self.here.handover.inherit()
-            if not self.wished and self._goes_first():
+            if not wished and self._goes_first():
                 for stream in self.orders.values():
                     stream.abort("another group goes first")
                 self._forget_the_lost()
             else:
-                for stage, seat in (await fill(outer.reconciler, self.seats, attempt, self.wished)).items():
+                for stage, seat in (await fill(outer.reconciler, self.seats, attempt, wished)).items():
                     self._call(stage, seat)
             if self._complete:
                 return True
@@ -135,21 +133,27 @@ class Leader:
             attempt += 1
         return False
 
-    def _regroup(self) -> None:
-        """Between two rounds: let those members go whom another group needs more, as all leaders do at once. Where all
-        take H steps it is the slowest group that counts, which no change of members makes quicker."""
-        outer, me = self.here.outer, self.here.outer.discovery.record
-        due = outer.clock % REGROUP_ROUNDS == 2 and outer.clock != self.looked_at
-        if self.here.round or not due or not self._complete or not outer.manifest.inner.most_steps:
-            return
-        self.looked_at = outer.clock
-        mine = {stage: seat.peer_id for stage, seat in self.seats.items()}
-        self.wished = better_members(outer.discovery.peers(), me, outer.manifest.replicas.stages, mine)
-        for stage, peer in self.wished.items():
-            outer.emit(MemberChanged(mine[stage], peer.peer_id, stage, outer.clock))
-            stream, _ = self.orders.pop(stage), self.seats.pop(stage)
-            stream.send(pb.Order(release=pb.Release()))
-            stream.close()
+    def _look_for_better_members(self, round: int) -> None:
+        """Before this peer contributes to a round: whom it shall have after it. Nobody changes members before all that
+        are waited for have contributed, so all leaders see the same groups. Where all take H steps it is the slowest
+        group that counts, which no change of members makes quicker."""
+        outer = self.here.outer
+        if (round + 1) % REGROUP_ROUNDS == 2 and self._complete and outer.manifest.inner.most_steps:
+            mine = {stage: seat.peer_id for stage, seat in self.seats.items()}
+            me, stages = outer.discovery.record, outer.manifest.replicas.stages
+            self.wished = better_members(outer.discovery.peers(), me, stages, mine)
+
+    def _regroup(self) -> dict[int, PeerRecord]:
+        """Between two rounds: let those members go whom another group needs more, as all leaders do at once. Returns
+        who is to come for them, from other groups, which let them go."""
+        wished, self.wished = self.wished, {}
+        for stage, peer in wished.items():
+            if stage in self.seats and self.seats[stage].peer_id != peer.peer_id:
+                stream, seat = self.orders.pop(stage), self.seats.pop(stage)
+                self.here.outer.emit(MemberChanged(seat.peer_id, peer.peer_id, stage, self.here.outer.clock))
+                stream.send(pb.Order(release=pb.Release()))
+                stream.close()
+        return wished
 
     def _goes_first(self) -> PeerId | None:
         """The leader of another group, which is to be filled before this one; None: no other is."""
@@ -320,6 +324,7 @@ class Leader:
     async def _end_round(self) -> None:
         """Contribute, finish, and see that the members have."""
         round = self.here.round or self.here.outer.clock
+        self._look_for_better_members(round)
         self._order(pb.Order(end=pb.End(round=round)))
         if chosen := self.choice.decide():
             self.here.outer.emit(CompressionChosen(self.choice.current, chosen))
