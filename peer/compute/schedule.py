@@ -2,9 +2,9 @@
 
 1F1B lets a stage run ahead by as many forward passes as there are stages behind it, then alternates. That is enough
 where frames take no time. Over a slow link a microbatch takes longer to come back, so a stage may have more of them in
-flight, `depth`, and does whatever it has the frame for: a backward pass if it can, which frees memory, else a forward
-one. Each kind comes in microbatch order, so gradients are summed in one order, and the step's outcome is the same bits
-whatever the links do.
+flight, `depth`, and does whatever it has the frame for. Where it could go back or forward, it does not what it did
+last: a stage that goes back for as long as it can leaves those behind it without work. Each kind comes in microbatch
+order, so gradients are summed in one order, and the step's outcome is the same bits whatever the links do.
 
 With `inner.overlap` a step does not wait for the pipeline to drain and to fill again: each stage passes the first
 microbatches of the next step forward before it takes this one, as many as `Manifest.late` says. Their gradients are of
@@ -68,6 +68,8 @@ class Schedule:
     forwards: int = field(init=False)
     backwards: int = 0
     weights: int = 0
+    went_back: bool = False
+    """Whether its last pass was a backward one."""
 
     def __post_init__(self, begun: int) -> None:
         self.forwards = begun
@@ -95,11 +97,13 @@ class Schedule:
     def next(self, activations: bool, gradients: bool) -> Action | None:
         """What to do now, and it counts as done; None: wait. The arguments say whether the frames are here of the next
         microbatch to go forward, and of the next to go back."""
-        if gradients and self.backwards < min(self.forwards, self.microbatches):
-            self.backwards += 1
+        back = gradients and self.backwards < min(self.forwards, self.microbatches)
+        forth = activations and self.forwards < self.most and self.in_flight < self.depth
+        if back and not (forth and self.went_back):
+            self.backwards, self.went_back = self.backwards + 1, True
             return Backward(self.backwards - 1)
-        if activations and self.forwards < self.most and self.in_flight < self.depth:
-            self.forwards += 1
+        if forth:
+            self.forwards, self.went_back = self.forwards + 1, False
             return Forward(self.forwards - 1)
         if self.split and self.weights < self.backwards:
             self.weights += 1

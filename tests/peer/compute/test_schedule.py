@@ -1,6 +1,7 @@
 """The order of passes: what it keeps whatever comes late, and that it does not stand still."""
 
 import math
+import random
 
 import pytest
 from hypothesis import given
@@ -188,3 +189,20 @@ def test_with_overlap_a_pipeline_fills_and_drains_once_a_round(latency: float, o
     assert seconds <= steps * microbatches + round_trip + 1
     drained, _ = play_round(stages, microbatches, steps, 0, lambda _, action: passes[type(action)], lambda: latency)
     assert drained >= steps * (microbatches + (stages - 1) * (1 + latency)) - 1e-9
+
+
+def test_slow_stages_in_a_row_do_not_leave_each_other_without_work():
+    """A stage goes forth behind each pass back: else gradients come in heaps, and the stages behind wait meanwhile."""
+    shares, passes = {Forward: 1 / 3, Backward: 2 / 3}, (1.0, 1.0, 1 / 8, 1 / 4)
+
+    def seconds(stage: int, action: Action) -> float:
+        return shares[type(action)] * passes[stage]
+
+    hop, microbatches = 0.25, 8
+    trips = [sum(passes[stage + 1 :]) + 2 * hop * (3 - stage) for stage in range(3)]
+    depths = [*(depth_for(trip, passes[stage], stage, 4, ROOM) for stage, trip in enumerate(trips)), 1]
+    played = play(4, microbatches, depths, seconds, lambda *_: 0.0, hop)
+    assert played.seconds < microbatches + 2
+    chance = random.Random(1)
+    overlapping, _ = play_round(4, microbatches, 20, 2, seconds, lambda: chance.choice((0.2, 0.2, 0.2, 0.8)), 7)
+    assert overlapping < 1.06 * 20 * microbatches
