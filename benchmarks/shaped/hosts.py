@@ -51,15 +51,15 @@ class Hosts:
         counted = json.loads(shown.stdout)[0]["stats64"]
         return {way: int(counted[way]["bytes"]) for way in ("tx", "rx")}
 
-    def limit(self, megabits: float, count: int, down: float = 1.0) -> None:
-        """Let the links of the first `count` hosts carry so much up, and `down` times as much down."""
+    def limit(self, megabits: float, count: int, down: float = 1.0, first: int = 0) -> None:
+        """Let the links of `count` hosts from `first` on carry so much up, and `down` times as much down."""
         bits = megabits * 1e6
         burst = max(3000, int(bits / 8 * BURST_SECONDS))
-        for namespace in self.namespaces[:count]:
+        for namespace in self.namespaces[first : first + count]:
             shape = ("tbf", "rate", f"{bits:.0f}bit", "burst", f"{burst}", "latency", "200ms")
             _run("tc", "-n", namespace, "qdisc", "replace", "dev", "eth0", "root", *shape)
         assert self.switch.stdin is not None
-        print(down * bits, count, file=self.switch.stdin, flush=True)
+        print(down * bits, first, count, file=self.switch.stdin, flush=True)
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ Each host has a TAP device as its `eth0`. Every packet is there `delay` after it
 later, or never: one is lost of so many, drawn from a seed. None overtakes another between the same two hosts, so of
 packets in quick succession all wait for the latest. Packets also wait for those before them on the receiver's way down,
 where it has a rate. What a host sends is shaped in its own namespace (`tc tbf`). On its standard input the switch is
-told the rate, in bits a second, whenever that changes, and how many of the hosts have it, the first ones.
+told the rate, in bits a second, whenever that changes, the first of the hosts that have it, and how many have.
 """
 
 import fcntl
@@ -16,6 +16,7 @@ import struct
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 
 TUNSETIFF, IFF_TAP, IFF_NO_PI = 0x400454CA, 0x0002, 0x1000
@@ -132,6 +133,8 @@ def main() -> None:
     for number, device in enumerate(switch.devices):
         waiting.register(device, selectors.EVENT_READ, number)
     waiting.register(sys.stdin, selectors.EVENT_READ, None)
+    with suppress(PermissionError):
+        os.nice(-10)  # links do not wait for a machine's other work
     print("ready", flush=True)
     while True:
         for key, _ in waiting.select(switch.deliver()):
@@ -139,8 +142,8 @@ def main() -> None:
                 line = sys.stdin.readline()
                 if not line:
                     return
-                rate, count = line.split()
-                switch.rates[: int(count)] = [float(rate)] * int(count)
+                rate, first, count = line.split()
+                switch.rates[int(first) : int(first) + int(count)] = [float(rate)] * int(count)
                 continue
             try:
                 while True:
