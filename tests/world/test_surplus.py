@@ -111,7 +111,6 @@ def test_who_has_not_agreed_to_move_is_told_which_stage_is_short_and_what_to_do(
     stages = [each for each in (*named, *others) if told(each, Waiting, lambda wait: wait.words == told_so)]
     assert len(stages) == 2
     assert all(stages_of(each) == [0] for each in (named[0], *others))
-    all_end_as_they_should(run, *named, *others)
 
 
 def test_where_the_node_is_away_a_surplus_volunteer_keeps_its_stage(world: MakeWorld):
