@@ -185,6 +185,12 @@ class Inner(Section):
         return without_usual(self, dump, "most_steps", "overlap", "optimizer", "subspace_steps")
 
     @property
+    def clips_by_others(self) -> bool:
+        """Whether a stage whose steps overlap clips by the norms that the others had in the step before, and not by an
+        equal share: in the lab Muon loses less so, and AdamW more (docs/results.md, "Steps that overlap")."""
+        return self.overlap > 0 and self.optimizer == "muon"
+
+    @property
     def steps_at_most(self) -> int:
         """The number of inner steps that a replica may take in a round."""
         return self.most_steps or self.steps

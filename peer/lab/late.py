@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from peer.compute.replica import WholeReplica
 from peer.compute.trainer import StageTrainer, in_place_of
 from peer.optim.inner import clip_factor, stage_clip_factor
+from protocol.manifest_tables import Inner
 
 StageGradients = list[list[Tensor]]
 """One for each parameter of each stage."""
@@ -164,6 +165,11 @@ class EarlierClip(ClipFactors):
         squares = [stage.squared_norm() for stage in whole.stages]
         before, self.before = self.before, squares
         return [stage_clip_factor(i, square, before, len(squares), self.clip) for i, square in enumerate(squares)]
+
+
+def clip_of_overlap(inner: Inner) -> ClipFactors:
+    """By what the gradients of a replica are multiplied whose steps overlap; one for each round."""
+    return EarlierClip(inner.clip) if inner.clips_by_others else ClipFactors(inner.clip, by_stage=True)
 
 
 def taken(parameter: nn.Parameter) -> Tensor:

@@ -23,7 +23,7 @@ from peer.data.batches import batch
 from peer.data.text import Text
 from peer.lab.boundaries import GroupBoundaries
 from peer.lab.designs import KINDS, SubspaceTable, design_of
-from peer.lab.late import ClipFactors, EarlierClip, LateGradients, OverlappingSteps
+from peer.lab.late import ClipFactors, LateGradients, OverlappingSteps, clip_of_overlap
 from peer.lab.paths import absences, schedule
 from peer.lab.pool import PoolRound
 from peer.lab.shares import Shares
@@ -194,7 +194,7 @@ class Workshop:
     def inner_loop(self, kind: Kind, whole: WholeReplica) -> "InnerLoop":
         """An inner loop in weights that are to be loaded: of the replica that is seated, or of all of a kind."""
         if kind == "group" and self.manifest.inner.overlap:
-            return InnerLoop(self, kind, OverlappingSteps(whole), EarlierClip(self.manifest.inner.clip))
+            return InnerLoop(self, kind, OverlappingSteps(whole), clip_of_overlap(self.manifest.inner))
         late = LateGradients(whole, self.switches.late, self.switches.lookahead)
         stacked = isinstance(whole, StackedReplica)
         return InnerLoop(self, kind, late, StackedClip(self.clip.clip, self.clip.by_stage) if stacked else self.clip)

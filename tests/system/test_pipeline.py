@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from peer.compute.replica import WholeReplica
-from peer.lab.late import EarlierClip, OverlappingSteps
+from peer.lab.late import EarlierClip, OverlappingSteps, clip_of_overlap
 from peer.network.duplex import BreachError
 from peer.optim.grid import to_float
 from peer.optim.inner import learning_rate
@@ -127,7 +127,7 @@ def test_with_overlapping_steps_every_bit_is_that_of_the_lab(overlap: int, optim
     expected = []
     for round, own in ((1, of[:4]), (2, of[4:])):
         replica.load(grids)
-        lab, clip = OverlappingSteps(replica), EarlierClip(run.inner.clip)
+        lab, clip = OverlappingSteps(replica), clip_of_overlap(run.inner)
         expected += [lab.step(batch, (round - 1) * 4 + step, clip) for step, batch in enumerate(own)]
     assert losses == expected
     assert all(map(torch.equal, weights, (tensor for stage in replica.stages for tensor in stage.parameters)))

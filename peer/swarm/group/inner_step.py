@@ -3,8 +3,8 @@
 What stages tell each other of a step goes over their links, in line with the frames. When a stage has passed all
 microbatches back, it tells the stage before it Σ g² of its own gradients and of all behind it; so the first stage has
 those of the whole replica, and sends the clip factor forward. With `inner.overlap` nobody waits for that: each stage
-clips by its own norm and those that the others had in the step before, and the first microbatches of the next step are
-on their way before this one is taken.
+clips by its own norm and, with Muon, those that the others had in the step before, and the first microbatches of the
+next step are on their way before this one is taken.
 """
 
 import asyncio
@@ -93,7 +93,7 @@ class PipelineStage:
     speed: float = 0.0
     """Tokens a second that this stage's own passes of the last step made; 0 before the first."""
     norms: tuple[float, ...] = ()
-    """Where steps overlap: Σ g² of this stage and of those behind it in the last step of the round."""
+    """Where stages clip by each other's: Σ g² of this stage and of those behind it in the last step of the round."""
     waiting: Link | None = None
     """From whom something is due now, while this stage has nothing to do."""
     goal: int = 0
@@ -121,7 +121,7 @@ class PipelineStage:
             hand.stop()
         self.begun, self.batch = hand.todo.forwards - hand.todo.microbatches, hand.next_batch
         passes, manifest = taken.sums.passes[0], self.trainer.manifest
-        self.norms = taken.sums.squared_norms if manifest.inner.overlap else ()
+        self.norms = taken.sums.squared_norms if manifest.inner.clips_by_others else ()
         self.speed = self.rules.sequences * manifest.model.context / passes
         if hand.behind is not None and hand.sent is not None:
             trip = hand.behind.came[0] - hand.sent
