@@ -103,6 +103,8 @@ async def _catch_up(outer: OuterLoop) -> int:
     if lacks_holder(outer):
         return 0
     witnesses.follow()
+    if target >= outer.clock:
+        outer.emit(Progress(f"catching up with round {target}"))
     caught_up = False
     for _ in range(TRIES):
         await compare_with_all(outer)
