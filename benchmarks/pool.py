@@ -3,8 +3,8 @@
 The best flow, the *bound*, is that of a pool in which nobody ever waits: of the stages' summed speeds the lowest. Told
 are the shares of it at which the swarm trains where all groups take H inner steps a round and wait for the slowest
 (`chains_share_of_bound`), where each takes as many as it can (`inner.most_steps`; `uneven_share_of_bound`), and where
-its steps overlap as well (`inner.overlap`; `share_of_bound`). Groups form as they always do,
-and exchange members where steps may be uneven.
+its steps overlap as well (`inner.overlap`; `share_of_bound`). Groups form as they always do, and exchange members where
+steps may be uneven.
 
 What runs is the daemon, in virtual time (`tests/world`): the real code of twelve volunteers and a node, with real
 contributions, sets and digests, on machines whose passes take as long as this file says, over links of 20 to 100 Mb/s,

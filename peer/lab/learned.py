@@ -83,32 +83,33 @@ class Anchor(nn.Module):
         return found_BLr + sum(F.pad(found_BLr, (0, 0, back, 0))[:, :length] * taps[back] for back in range(TAPS))
 
 
-class LearnedProjection(nn.Module):
+class LearnedMatrix(nn.Module):
+    """A matrix beside U at one end of a boundary."""
+
+    basis_dk: Tensor
+
+    def __init__(self, basis_dk: Tensor, rows: int, columns: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(rows, columns))
+        self.register_buffer("basis_dk", basis_dk, persistent=False)
+
+    def times(self, x: Tensor) -> Tensor:
+        """x times the matrix."""
+        return x @ self.weight
+
+
+class LearnedProjection(LearnedMatrix):
     """x + x C Uᵀ, behind a stage: the boundary then sends x (U + C), in place of x U."""
 
-    basis_dk: Tensor
-
-    def __init__(self, basis_dk: Tensor) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(*basis_dk.shape))
-        self.register_buffer("basis_dk", basis_dk, persistent=False)
-
     def forward(self, x_BLD: Tensor) -> Tensor:
-        return x_BLD + x_BLD @ self.weight @ self.basis_dk.T
+        return x_BLD + self.times(x_BLD) @ self.basis_dk.T
 
 
-class LearnedReconstruction(nn.Module):
+class LearnedReconstruction(LearnedMatrix):
     """x + x U D, before a stage: what the boundary has sent as coordinates is rebuilt by Uᵀ + D."""
 
-    basis_dk: Tensor
-
-    def __init__(self, basis_dk: Tensor) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(*reversed(basis_dk.shape)))
-        self.register_buffer("basis_dk", basis_dk, persistent=False)
-
     def forward(self, x_BLD: Tensor) -> Tensor:
-        return x_BLD + x_BLD @ self.basis_dk @ self.weight
+        return x_BLD + self.times(x_BLD @ self.basis_dk)
 
 
 class LearningStage(Stage):
@@ -117,31 +118,32 @@ class LearningStage(Stage):
     def __init__(self, manifest: Manifest, stage: int, switches: Switches, basis_DD: Tensor) -> None:
         super().__init__(manifest, stage)
         model, k = manifest.model, manifest.k
+        self.anchor: Anchor | None = None
         self.anchors_leave = switches.anchors_leave and not self.last
+        self.decoder: LearnedReconstruction | None = None
+        self.encoder: LearnedProjection | None = None
         if stage and switches.anchors != "none":
             width = switches.anchor_width or model.d - k
             self.anchor = Anchor(switches.anchors, model.vocabulary, basis_DD[:, k : k + width].contiguous())
         if switches.codec == "learned":
             basis_dk = nested(basis_DD, k)
-            if stage:
-                self.decoder = LearnedReconstruction(basis_dk)
-            if not self.last:
-                self.encoder = LearnedProjection(basis_dk)
+            self.decoder = LearnedReconstruction(basis_dk, k, model.d) if stage else None
+            self.encoder = None if self.last else LearnedProjection(basis_dk, model.d, k)
 
     def forward(self, x_BLD: Tensor, tokens_BL: Tensor | None = None) -> Tensor:
-        if hasattr(self, "decoder"):
+        if self.decoder is not None:
             x_BLD = self.decoder(x_BLD)
-        anchor_BLD = self.anchor(tokens_BL) if hasattr(self, "anchor") else None
+        anchor_BLD = None if self.anchor is None else self.anchor(tokens_BL)
         if anchor_BLD is not None:
             x_BLD = x_BLD + anchor_BLD
         x_BLD = super().forward(x_BLD, tokens_BL)
         if anchor_BLD is not None and self.anchors_leave:
             x_BLD = x_BLD - anchor_BLD
-        return self.encoder(x_BLD) if hasattr(self, "encoder") else x_BLD
+        return x_BLD if self.encoder is None else self.encoder(x_BLD)
 
 
 def with_learning(design: Design, switches: Switches, basis_DD: Tensor) -> Design:
     """A design whose stages learn what the switches say."""
-    if switches.anchors == "none" and switches.codec == "fixed":
+    if not switches.learns:
         return design
     return replace(design, stage=lambda manifest, stage: LearningStage(manifest, stage, switches, basis_DD))

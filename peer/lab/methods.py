@@ -164,7 +164,8 @@ class SparseLoCo:
         self, replica: LabReplica, part: Part, round: int, steps: int, moved: Mapping[str, Tensor]
     ) -> Contribution:
         state = replica.outer[part]
-        if self.switches.values == "manifest" and self.switches.indices == "rice" and not self.switches.learns:
+        plain = self.switches.values == "manifest" and self.switches.indices == "rice"
+        if plain and not self.switches.learns:  # the wire's layout has no tensors of the lab's own
             blob, sent = state.contribute(self.run, round, replica.id, steps, moved)
             self.sent_bytes += len(blob)
             return sent

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from peer.compute.replica import WholeReplica
 from peer.compute.trainer import StageTrainer
 from peer.lab.late import ClipFactors
-from peer.lab.learned import Anchor, LearnedProjection, LearnedReconstruction
+from peer.lab.learned import Anchor, LearnedMatrix, LearnedProjection, LearnedReconstruction
 from peer.lab.switches import Switches
 from peer.model.embedding import DenseEmbedding, Embedding, FactoredEmbedding
 from peer.model.head import Head
@@ -57,6 +57,18 @@ def stackable(manifest: Manifest, switches: Switches) -> bool:
     return switches == plain and not overlaps and not manifest.inner.most_steps and manifest.model.d <= WIDEST
 
 
+def by_replica(x: Tensor, weights: Tensor) -> Tensor:
+    """x [M B, …, inputs] times the weights [M, inputs, outputs] of each replica → [M B, …, outputs]."""
+    copies, inputs, outputs = weights.shape
+    return torch.bmm(x.reshape(copies, -1, inputs), weights).view(*x.shape[:-1], outputs)
+
+
+def in_stack(rows_BL: Tensor, copies: int, rows: int) -> Tensor:
+    """Where rows [M B, L] of each replica's own table are in all M tables of so many rows behind one another."""
+    first_M = torch.arange(copies, device=rows_BL.device) * rows
+    return (rows_BL.reshape(copies, -1) + first_M[:, None]).view(rows_BL.shape)
+
+
 class StackedLinear(nn.Module):
     """y = x Wᵀ with a W [outputs, inputs] for each replica."""
 
@@ -66,8 +78,7 @@ class StackedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[M B, …, inputs] → [M B, …, outputs]."""
-        copies, outputs, inputs = self.weight.shape
-        return torch.bmm(x.reshape(copies, -1, inputs), self.weight.mT).view(*x.shape[:-1], outputs)
+        return by_replica(x, self.weight.mT)
 
 
 class StackedNorm(nn.Module):
@@ -95,10 +106,9 @@ class StackedHead(nn.Module):
     def forward(self, x_BLD: Tensor, targets_BL: Tensor) -> Tensor:
         """The sum over the replicas of their mean cross-entropies, a scalar in nats a token: its gradient by a
         replica's weights is that of the replica's own mean."""
-        copies, vocabulary, width = self.weight.shape
-        logits_MTV = torch.bmm(x_BLD.reshape(copies, -1, width), self.weight.mT)
-        total = F.cross_entropy(logits_MTV.float().view(-1, vocabulary), targets_BL.flatten(), reduction="sum")
-        return total * copies / targets_BL.numel()
+        logits_BLV = by_replica(x_BLD, self.weight.mT)
+        total = F.cross_entropy(logits_BLV.float().flatten(0, -2), targets_BL.flatten(), reduction="sum")
+        return total * len(self.weight) / targets_BL.numel()
 
 
 class StackedEmbedding(nn.Module):
@@ -113,9 +123,7 @@ class StackedEmbedding(nn.Module):
     def forward(self, tokens_BL: Tensor) -> Tensor:
         """[M B, L] → [M B, L, d]."""
         copies, vocabulary, columns = self.table.shape
-        first_M = torch.arange(copies, device=tokens_BL.device) * vocabulary
-        rows_BL = (tokens_BL.reshape(copies, -1) + first_M[:, None]).view(tokens_BL.shape)
-        found: Tensor = F.embedding(rows_BL, self.table.view(-1, columns))
+        found = F.embedding(in_stack(tokens_BL, copies, vocabulary), self.table.view(-1, columns))
         for one in self.shared:
             found = F.embedding(tokens_BL, one.anchor_Vd) + found @ one.basis_dk.T
         return found
@@ -133,44 +141,31 @@ class StackedAnchor(Anchor):
 
     def look_up(self, table: Tensor, rows_BL: Tensor, rows: int) -> Tensor:
         """The chosen rows [M B, L, r], each replica's from its own table."""
-        first_M = torch.arange(self.copies, device=rows_BL.device) * rows
-        return F.embedding((rows_BL.reshape(self.copies, -1) + first_M[:, None]).view(rows_BL.shape), table)
+        return F.embedding(in_stack(rows_BL, self.copies, rows), table)
 
     def convolved(self, found_BLr: Tensor, taps: Tensor) -> Tensor:
         each = zip(found_BLr.chunk(self.copies), taps, strict=True)
         return torch.cat([super(StackedAnchor, self).convolved(found, own) for found, own in each])
 
 
-class StackedProjection(nn.Module):
+class StackedMatrix(LearnedMatrix):
+    """A matrix beside U for each replica."""
+
+    def __init__(self, one: LearnedMatrix, copies: int) -> None:
+        nn.Module.__init__(self)
+        self.weight = stacked_parameter(one.weight, copies)
+        self.register_buffer("basis_dk", one.basis_dk, persistent=False)
+
+    def times(self, x: Tensor) -> Tensor:
+        return by_replica(x, self.weight)
+
+
+class StackedProjection(StackedMatrix, LearnedProjection):
     """x + x C Uᵀ with a C [d, k] for each replica."""
 
-    basis_dk: Tensor
 
-    def __init__(self, one: LearnedProjection, copies: int) -> None:
-        super().__init__()
-        self.weight = stacked_parameter(one.weight, copies)
-        self.register_buffer("basis_dk", one.basis_dk, persistent=False)
-
-    def forward(self, x_BLD: Tensor) -> Tensor:
-        """[M B, L, d] → the same shape."""
-        told = torch.bmm(x_BLD.reshape(len(self.weight), -1, x_BLD.shape[-1]), self.weight)
-        return x_BLD + (told @ self.basis_dk.T).view(x_BLD.shape)
-
-
-class StackedReconstruction(nn.Module):
+class StackedReconstruction(StackedMatrix, LearnedReconstruction):
     """x + x U D with a D [k, d] for each replica."""
-
-    basis_dk: Tensor
-
-    def __init__(self, one: LearnedReconstruction, copies: int) -> None:
-        super().__init__()
-        self.weight = stacked_parameter(one.weight, copies)
-        self.register_buffer("basis_dk", one.basis_dk, persistent=False)
-
-    def forward(self, x_BLD: Tensor) -> Tensor:
-        """[M B, L, d] → the same shape."""
-        told = (x_BLD @ self.basis_dk).reshape(len(self.weight), -1, self.basis_dk.shape[1])
-        return x_BLD + torch.bmm(told, self.weight).view(x_BLD.shape)
 
 
 STACKED: dict[type[nn.Module], type[nn.Module]] = {

@@ -147,7 +147,7 @@ class EndFrame:
     clip_factor: float
     last: bool
     before: tuple[float, ...] = ()
-    """Σ g² of each stage's gradients in the step before, where steps overlap and this is not the round's first."""
+    """Σ g² of each stage's gradients in the step before, where stages clip by each other's and there was one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,7 +116,7 @@ def test_the_gradients_are_those_of_the_whole_model_in_one_graph(anchors: str, c
 def test_a_learned_codec_projects_and_rebuilds_by_what_it_has_learned():
     torch.manual_seed(3)
     basis_dk, x_nD, z_nk = orthonormal(16)[:, :4], torch.randn(5, 16), torch.randn(5, 4)
-    encoder, decoder = LearnedProjection(basis_dk), LearnedReconstruction(basis_dk)
+    encoder, decoder = LearnedProjection(basis_dk, 16, 4), LearnedReconstruction(basis_dk, 4, 16)
     with torch.no_grad():
         encoder.weight.normal_()
         decoder.weight.normal_()
