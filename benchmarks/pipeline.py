@@ -176,7 +176,7 @@ class Expert(torch.nn.Module):
 
     def forward(self, tokens: torch.Tensor, *entered: torch.Tensor) -> torch.Tensor:
         x = self.embedding(tokens[:, :-1]) if self.embedding is not None else entered[0]
-        out = self.stage(x)
+        out = self.stage(x, tokens[:, :-1])
         if not self.last:
             return out
         losses = torch.nn.functional.cross_entropy(out.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")

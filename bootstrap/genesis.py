@@ -19,7 +19,7 @@ from bootstrap.data.documents import read_corpus, split
 from bootstrap.data.encoding import END_OF_TEXT_ID, tokenize, train_tokenizer
 from protocol.errors import FormatError, ManifestError, ResourceError
 from protocol.files import replacing, write_atomically
-from protocol.layout import Layout, Shape, elements, model_layout, whole_layout
+from protocol.layout import NGRAM_PREFIX, Layout, Shape, elements, model_layout
 from protocol.manifest import Manifest, difference
 from protocol.run.hugging_face import ModelFolder, open_checkpoint, read_tokenizer
 from protocol.run.prepared import is_prepared, link, require_same
@@ -85,7 +85,7 @@ def create_run(
     checkpoint = open_checkpoint(weights) if weights is not None else None
     prepared_text = corpus_path if is_prepared(corpus_path) else None
     if checkpoint is not None:
-        checkpoint.require(manifest.model)
+        checkpoint.require(manifest)
     elif prepared_text is None and manifest.model.end_of_text != END_OF_TEXT_ID:
         raise ManifestError(
             f"model.end_of_text = {manifest.model.end_of_text} is of a checkpoint's tokenizer: give the checkpoint, "
@@ -107,7 +107,9 @@ def create_run(
         doing = "Drawing" if checkpoint is None else "Taking over"
         progress(f"{doing} the first weights of {part}: {elements(layout) / 1e6:.1f} million.")
         tensors = (
-            genesis_tensor(manifest, name, shape) if checkpoint is None else checkpoint.units(name)
+            genesis_tensor(manifest, name, shape)
+            if checkpoint is None or name not in checkpoint.layout
+            else checkpoint.units(name)
             for name, shape in layout.items()
         )
         _write_int32_tensors(directory / genesis_file(part), layout, tensors)
@@ -139,11 +141,14 @@ def load_run(directory: Path) -> Descriptor:
 def basis(manifest: Manifest) -> NDArray[np.float32]:
     """U: float32 [d, d] with orthonormal columns, uniformly random: QR of a Gaussian, diag(R) > 0.
 
-    The paper's U [d, k] is its first k columns, for any k.
+    The paper's U [d, k] is its first k columns, for any k. In a run with n-gram tables, whose rows lie in the first
+    coordinates, the last columns are these coordinates: no boundary spends any of k on what both of its ends look up.
     """
-    d = manifest.model.d
-    q, r = np.linalg.qr(_random(manifest, "basis").standard_normal((d, d)))
-    return (q * np.sign(np.diag(r))).astype(np.float32)
+    d, looked_up = manifest.model.d, manifest.ngrams.width
+    q, r = np.linalg.qr(_random(manifest, "basis").standard_normal((d - looked_up, d - looked_up)))
+    made = np.eye(d, k=d - looked_up, dtype=np.float32)
+    made[looked_up:, : d - looked_up] = q * np.sign(np.diag(r))
+    return made
 
 
 def principal_basis(checkpoint: ModelFolder) -> NDArray[np.float32]:
@@ -152,7 +157,7 @@ def principal_basis(checkpoint: ModelFolder) -> NDArray[np.float32]:
     there, W [d, inputs]."""
     d = checkpoint.model.d
     written = np.zeros((d, d))
-    for name in whole_layout(checkpoint.model):
+    for name in checkpoint.layout:
         if name.endswith(RESIDUAL_PROJECTIONS):
             weight = checkpoint.read(name)
             written += weight @ weight.T
@@ -160,7 +165,10 @@ def principal_basis(checkpoint: ModelFolder) -> NDArray[np.float32]:
 
 
 def genesis_tensor(manifest: Manifest, name: str, shape: Shape) -> NDArray[np.int32]:
-    """The first weights of one tensor, in units of 2⁻²⁶: normal, and one for the scale of a norm."""
+    """The first weights of one tensor, in units of 2⁻²⁶: normal; one for the scale of a norm; and nothing in n-gram
+    tables, so that a model begins as it would without."""
+    if name.startswith(NGRAM_PREFIX):
+        return np.zeros(shape, np.int32)
     if name.endswith("norm.weight"):
         return to_units(np.ones(shape, np.float32))
     deviation = STANDARD_DEVIATION

@@ -33,23 +33,33 @@ class StageCost:
     a_layer: int
 
 
-def cut_by(
-    balance: Balance, model: Model, stages: int, subspace: int, factored: bool, microbatch: int, microbatches: int
-) -> tuple[int, ...]:
+@dataclass(frozen=True, slots=True)
+class GroupSizes:
+    """What a cut must know of a group of volunteers, beside its stages.
+
+    `subspace` is k, or 0 where groups send all of d. `factored`: a compressed group trains the token embedding by its
+    factor Z, and not whole. `microbatch`: sequences of a microbatch. `microbatches`: microbatches of an inner step.
+    `looked_up`: values of the n-gram tables that each stage has but the first.
+    """
+
+    subspace: int
+    factored: bool
+    microbatch: int
+    microbatches: int
+    looked_up: int = 0
+
+
+def cut_by(balance: Balance, model: Model, stages: int, sizes: GroupSizes) -> tuple[int, ...]:
     """The number of layers of each stage, where there are at least as many layers as stages.
 
     Args:
         balance: what the dearest stage has the least of. By count the first stages have one layer more where they
             cannot all have as many (9 in 4: 3 2 2 2).
-        subspace: k of a compressed group; 0 where groups send all of d.
-        factored: a compressed group trains the token embedding by its factor Z, and not whole.
-        microbatch: sequences of a microbatch.
-        microbatches: microbatches of an inner step.
     """
     if balance == "compute":
-        return cheapest_cut(model.layers, compute_costs(model, stages, subspace, factored))
+        return cheapest_cut(model.layers, compute_costs(model, stages, sizes))
     if balance == "memory":
-        return cheapest_cut(model.layers, memory_costs(model, stages, subspace, factored, microbatch, microbatches))
+        return cheapest_cut(model.layers, memory_costs(model, stages, sizes))
     return even_cut(model.layers, stages)
 
 
@@ -75,40 +85,42 @@ def cheapest_cut(layers: int, costs: Sequence[StageCost]) -> tuple[int, ...]:
     return tuple(cut)
 
 
-def compute_costs(model: Model, stages: int, subspace: int, factored: bool) -> list[StageCost]:
+def compute_costs(model: Model, stages: int, sizes: GroupSizes) -> list[StageCost]:
     """The operations for one token of each stage of a group, forward and backward.
 
     A matrix takes 6 for each value, attention 6 L d a layer (half of the square, as it is causal), and the head 6 d V.
     What a stage projects for a neighbour, or restores, takes 4 d k, as does the first stage's Z: the basis is not
-    trained. To look up an embedding takes none.
+    trained. To look up takes none.
     """
     a_layer = 6 * (model.matrix_values + model.context * model.d)
-    head, projection, last = 6 * model.d * model.vocabulary, 4 * model.d * subspace, stages - 1
+    head, projection, last = 6 * model.d * model.vocabulary, 4 * model.d * sizes.subspace, stages - 1
     return [
         StageCost(
-            projection * ((stage > 0) + (stage < last) + (factored and stage == 0)) + head * (stage == last), a_layer
+            projection * ((stage > 0) + (stage < last) + (sizes.factored and stage == 0)) + head * (stage == last),
+            a_layer,
         )
         for stage in range(stages)
     ]
 
 
-def memory_costs(
-    model: Model, stages: int, subspace: int, factored: bool, microbatch: int, microbatches: int
-) -> list[StageCost]:
+def memory_costs(model: Model, stages: int, sizes: GroupSizes) -> list[StageCost]:
     """The bytes on the device of each stage of a group.
 
-    What is trained: the layers, the head [V, d] on the last stage, and on the first the embedding: [V, d], or its
-    factor Z [V, k]. In a compressed group every stage holds the anchor [V, d], too. Then the values that layers keep
-    for backward passes: the later a stage is, the fewer microbatches are in flight (1F1B). Logits are left out.
+    What is trained: the layers, the head [V, d] on the last stage, on the first the embedding: [V, d], or its factor
+    Z [V, k]; and on all others their n-gram tables. In a compressed group every stage holds the anchor [V, d], too.
+    Then the values that layers keep for backward passes: the later a stage is, the fewer microbatches are in flight
+    (1F1B). Logits are left out.
     """
     embedding, last = model.vocabulary * model.d, stages - 1
-    first_trains = model.vocabulary * subspace if subspace and factored else embedding
-    anchor = VALUE_BYTES * embedding if subspace else 0
-    kept = VALUE_BYTES * microbatch * model.context * (KEPT_WIDTHS * model.d + 4 * model.ffn)
+    first_trains = model.vocabulary * sizes.subspace if sizes.subspace and sizes.factored else embedding
+    anchor = VALUE_BYTES * embedding if sizes.subspace else 0
+    kept = VALUE_BYTES * sizes.microbatch * model.context * (KEPT_WIDTHS * model.d + 4 * model.ffn)
     return [
         StageCost(
-            fixed=anchor + TRAINED_BYTES * (first_trains * (stage == 0) + embedding * (stage == last)),
-            a_layer=TRAINED_BYTES * model.matrix_values + kept * min(stages - stage, microbatches),
+            fixed=anchor
+            + TRAINED_BYTES * (sizes.looked_up if stage else first_trains)
+            + TRAINED_BYTES * embedding * (stage == last),
+            a_layer=TRAINED_BYTES * model.matrix_values + kept * min(stages - stage, sizes.microbatches),
         )
         for stage in range(stages)
     ]

@@ -1,11 +1,12 @@
 """The cut of the model into parts: which tensors, of which shapes, each part holds. Pure arithmetic, no torch.
 
-Tensor names are those of Hugging Face's LLaMA, so that an export is a renaming of nothing.
+Tensor names are those of Hugging Face's LLaMA, so that an export is a renaming of nothing. What a LLaMA has not are
+n-gram tables (`peer/model/ngrams.py`), which the stages behind the first may have.
 """
 
 from protocol.identity import EMBEDDING, Part, stage_part
 from protocol.manifest import Manifest
-from protocol.model_sizes import Model
+from protocol.model_sizes import Model, NgramTables
 
 Shape = tuple[int, ...]
 Layout = dict[str, Shape]
@@ -27,6 +28,24 @@ def layer_layout(model: Model, layer: int) -> Layout:
         f"{prefix}.mlp.up_proj.weight": (model.ffn, model.d),
         f"{prefix}.mlp.down_proj.weight": (model.d, model.ffn),
     }
+
+
+NGRAM_PREFIX = "model.ngrams."
+
+
+def ngram_layout(model: Model, ngrams: NgramTables, layer: int) -> Layout:
+    """The n-gram tables before a layer; none before most."""
+    if layer not in ngrams.layers:
+        return {}
+    return {
+        f"{NGRAM_PREFIX}{layer}.{n}": (ngrams.rows(n, model.vocabulary), ngrams.width)
+        for n in range(1, ngrams.most + 1)
+    }
+
+
+def multiplies(tensor: str) -> bool:
+    """Whether a tensor takes part in products, and is not only looked up."""
+    return tensor != EMBEDDING_TENSOR and not tensor.startswith(NGRAM_PREFIX)
 
 
 def is_layer_matrix(tensor: str, shape: Shape) -> bool:
@@ -55,18 +74,18 @@ def model_layout(manifest: Manifest) -> dict[Part, Layout]:
     for stage, layers in enumerate(manifest.cut):
         layout: Layout = {}
         for layer in layers:
-            layout |= layer_layout(model, layer)
+            layout |= ngram_layout(model, manifest.ngrams, layer) | layer_layout(model, layer)
         if stage == manifest.replicas.stages - 1:
             layout |= {"model.norm.weight": (model.d,), HEAD_TENSOR: (model.vocabulary, model.d)}
         parts[stage_part(stage)] = layout
     return parts
 
 
-def whole_layout(model: Model) -> Layout:
+def whole_layout(model: Model, ngrams: NgramTables) -> Layout:
     """Every tensor of the model, however it is cut."""
     layout: Layout = {EMBEDDING_TENSOR: (model.vocabulary, model.d)}
     for layer in range(model.layers):
-        layout |= layer_layout(model, layer)
+        layout |= ngram_layout(model, ngrams, layer) | layer_layout(model, layer)
     return layout | {"model.norm.weight": (model.d,), HEAD_TENSOR: (model.vocabulary, model.d)}
 
 
@@ -84,8 +103,8 @@ def elements(layout: Layout) -> int:
 def operations_per_token(manifest: Manifest) -> float:
     """The floating-point operations of forward and backward for one token: 6 for each weight that multiplies, and 6 · L
     · d a layer for attention (half of the square, as it is causal)."""
-    model = manifest.model
-    weights = sum(elements(layout) for part, layout in model_layout(manifest).items() if part != EMBEDDING)
+    model, tensors = manifest.model, whole_layout(manifest.model, manifest.ngrams)
+    weights = elements({name: shape for name, shape in tensors.items() if multiplies(name)})
     return 6.0 * weights + 6.0 * model.layers * model.context * model.d
 
 

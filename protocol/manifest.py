@@ -12,11 +12,11 @@ from typing import Any
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from protocol.cut import cut_by
+from protocol.cut import GroupSizes, cut_by
 from protocol.errors import ManifestError
 from protocol.limits import CHUNK_BYTES, DESCRIPTOR_BYTES, MESSAGE_SLACK_BYTES
 from protocol.manifest_tables import Evaluation, Inner, Outer, Replicas, Run
-from protocol.model_sizes import Model
+from protocol.model_sizes import Model, NgramTables
 from protocol.toml_tables import Section, read_tables, validated
 
 LARGEST_FRAME_BYTES = 2**30
@@ -56,9 +56,9 @@ class Manifest(Section):
             return replicas
         compression = AUTO_COMPRESSIONS[0] if replicas.compression == "auto" else replicas.compression
         subspace = model.d // compression if compression > 1 else 0
-        cut = cut_by(
-            replicas.balance, model, replicas.stages, subspace, replicas.factored, inner.microbatch, inner.microbatches
-        )
+        looked_up = NgramTables(most=replicas.ngrams, width=ngram_width(replicas, model)).values(model.vocabulary)
+        sizes = GroupSizes(subspace, replicas.factored, inner.microbatch, inner.microbatches, looked_up)
+        cut = cut_by(replicas.balance, model, replicas.stages, sizes)
         return replicas.model_copy(update={"layers": cut, "balance": "count"})
 
     @model_validator(mode="after")
@@ -67,6 +67,10 @@ class Manifest(Section):
             raise ValueError("replicas.groups + replicas.datacenters must be at least 1")
         if not self.compressions:
             raise ValueError(f"replicas.compression = {self.replicas.compression} must divide model.d = {self.model.d}")
+        if self.replicas.ngram_width > self.model.d:
+            raise ValueError(
+                f"replicas.ngram_width = {self.replicas.ngram_width} is more than model.d = {self.model.d}"
+            )
         if self.inner.sequences % self.inner.microbatch:
             raise ValueError(
                 f"inner.sequences = {self.inner.sequences} must be a multiple of inner.microbatch "
@@ -98,6 +102,15 @@ class Manifest(Section):
         """The layers of each stage, counted from 0 through all of them."""
         ends = accumulate(self.replicas.layers)
         return tuple(range(end - count, end) for end, count in zip(ends, self.replicas.layers, strict=True))
+
+    @property
+    def ngrams(self) -> NgramTables:
+        """The n-gram tables, which lie before the first layer of each stage but the first."""
+        if not self.replicas.ngrams:
+            return NgramTables()
+        firsts = tuple(layers.start for layers in self.cut[1:])
+        width = ngram_width(self.replicas, self.model)
+        return NgramTables(most=self.replicas.ngrams, width=width, layers=firsts)
 
     @property
     def compressions(self) -> tuple[int, ...]:
@@ -147,6 +160,11 @@ class Manifest(Section):
     def canonical(self) -> bytes:
         """The one byte string of these values: JSON with sorted keys and no spaces."""
         return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":")).encode()
+
+
+def ngram_width(replicas: Replicas, model: Model) -> int:
+    """The numbers of a row of the n-gram tables."""
+    return replicas.ngram_width or model.d // 8
 
 
 DIGESTS_KEPT = 8

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from protocol.cut import Balance, even_cut
+from protocol.model_sizes import MOST_NGRAMS
 from protocol.tensor_formats import Codec, NumberFormatName
 from protocol.toml_tables import Section, filled
 
@@ -78,6 +79,14 @@ class Replicas(Section):
         "complement",
         description="what boundaries take off before they project: T⊥[x], or all of TE[x], which is then trained whole",
     )
+    ngrams: int = Field(
+        0,
+        ge=0,
+        le=MOST_NGRAMS,
+        description="each stage but the first looks up the last 1 to so many tokens in tables of its own, which costs "
+        "no bytes at a boundary; 0: the model is a LLaMA",
+    )
+    ngram_width: int = Field(0, ge=0, le=65536, description="numbers of a row of these tables; 0: d / 8")
     layers: tuple[Annotated[int, Field(ge=1, le=1024)], ...] = Field(
         (), max_length=MOST_STAGES, description="layers of each stage, in order; none: as `balance` says"
     )
@@ -98,6 +107,14 @@ class Replicas(Section):
         return given
 
     @model_validator(mode="after")
+    def ngrams_have_a_place(self) -> "Replicas":
+        if self.ngrams and self.stages == 1:
+            raise ValueError(f"ngrams = {self.ngrams} gives tables to the stages behind the first, and stages = 1")
+        if self.ngram_width and not self.ngrams:
+            raise ValueError(f"ngram_width = {self.ngram_width} is of tables that ngrams = 0 leaves out")
+        return self
+
+    @model_validator(mode="after")
     def layers_fit_stages(self) -> "Replicas":
         if self.layers and "balance" in self.model_fields_set:
             raise ValueError("layers and balance both say how the model is cut; leave one of them out")
@@ -110,7 +127,7 @@ class Replicas(Section):
 
     @model_serializer(mode="wrap")
     def leave_out_the_usual(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        fields = without_usual(self, dump, "anchor")
+        fields = without_usual(self, dump, "anchor", "ngrams", "ngram_width")
         fields.pop("balance", None)
         if not self.layers or self.layers == even_cut(sum(self.layers), self.stages):
             fields.pop("layers", None)

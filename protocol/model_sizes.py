@@ -1,6 +1,6 @@
 """The sizes of a model: the table `model` of the manifest, and sizes by name."""
 
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
@@ -60,3 +60,27 @@ class Model(Section):
     def matrix_values(self) -> int:
         """The values of a layer's seven matrices: 2 d² + 2 d q + 3 d F, q the width of keys and of values."""
         return self.d * (2 * self.d + 2 * self.kv_heads * (self.d // self.heads) + 3 * self.ffn)
+
+
+MOST_NGRAMS = 3
+"""The most tokens that choose a row together: nobody has tried more."""
+
+ROWS_OF_SEVERAL = 4
+"""The rows of a table for two tokens or more, for each word of the vocabulary: which rows share one, a hash says."""
+
+
+class NgramTables(Section):
+    """The n-gram tables of a model: before each of `layers` a table for the last token, the last two, and so on to the
+    last `most`, with rows of `width` numbers. A model with none is a LLaMA."""
+
+    most: int = Field(0, ge=0, le=MOST_NGRAMS)
+    width: int = Field(0, ge=0)
+    layers: tuple[Annotated[int, Field(ge=1)], ...] = ()
+
+    def rows(self, n: int, vocabulary: int) -> int:
+        """The rows of the table for the last n tokens."""
+        return vocabulary if n == 1 else ROWS_OF_SEVERAL * vocabulary
+
+    def values(self, vocabulary: int) -> int:
+        """The values of the tables before one layer."""
+        return self.width * sum(self.rows(n, vocabulary) for n in range(1, self.most + 1))

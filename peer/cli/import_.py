@@ -66,9 +66,9 @@ def _check_values(checkpoint: "ModelFolder", terminal: "Terminal") -> None:
         UserError: one is none that a run can hold.
     """
     from peer.telemetry.events import Progress
-    from protocol.layout import elements, whole_layout
+    from protocol.layout import elements
 
-    layout, done = whole_layout(checkpoint.model), 0
+    layout, done = checkpoint.layout, 0
     total = elements(layout)
     for name, shape in layout.items():
         terminal.emit(Progress(f"checking {name}", 4 * done, 4 * total))
@@ -81,6 +81,9 @@ def run_toml(checkpoint: "ModelFolder") -> str:
     model, folder = checkpoint.model, checkpoint.folder
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.name)[:64] or "imported"
     cut = f"layers = {[*checkpoint.cut]}  # of each stage, as groups had them" if checkpoint.cut else "stages = 2"
+    tables = ""
+    if checkpoint.ngrams.most:
+        tables = f"\nngrams = {checkpoint.ngrams.most}\nngram_width = {checkpoint.ngrams.width}"
     return f"""\
 # A run that begins from the checkpoint {str(folder)!r}, which `hetpeer bootstrap` takes with --weights.
 [run]
@@ -101,7 +104,7 @@ end_of_text = {model.end_of_text}
 [replicas]
 groups = 2
 datacenters = 1
-{cut if model.layers > 1 else "stages = 1"}
+{cut if model.layers > 1 else "stages = 1"}{tables}
 preset = "int4"  # between the stages of a group: half of the numbers, in 4 bits
 
 [inner]
@@ -118,11 +121,11 @@ def _tell(checkpoint: "ModelFolder", has_basis: bool, out: Path, terminal: "Term
     from rich.table import Table
 
     from peer.cli.tables import show
-    from protocol.layout import elements, whole_layout
+    from protocol.layout import elements
     from protocol.wording import millions
 
     model = checkpoint.model
-    count = elements(whole_layout(model))
+    count = elements(checkpoint.layout)
     basis = (
         "its run's, taken over: groups go on as they were"
         if has_basis

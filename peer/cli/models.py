@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from peer.export.written import Collected, Export, HeldOutLosses
     from peer.model.language_model import LanguageModel
     from peer.process import Terminal
-    from protocol.model_sizes import Model
+    from protocol.model_sizes import Model, NgramTables
 
     WeightReader = Callable[[str], Tensor]
     """Reads a weight by its name."""
@@ -316,27 +316,28 @@ def _load(options: SampleOptions) -> tuple["LanguageModel", "Tokenizer"]:
 
     folder = options.checkpoint.expanduser()
     of_a_peer = (folder / DESCRIPTOR).exists() and not (folder / CONFIG).exists()
-    sizes, tokenizer, read = (_of_a_run if of_a_peer else _of_a_checkpoint)(folder)
+    sizes, ngrams, tokenizer, read = (_of_a_run if of_a_peer else _of_a_checkpoint)(folder)
     with find_device(options.device):
-        model = LanguageModel(sizes)
+        model = LanguageModel(sizes, ngrams)
     model.load(read)
     return model, read_tokenizer(tokenizer, sizes.vocabulary)
 
 
-def _of_a_checkpoint(folder: Path) -> tuple["Model", Path, "WeightReader"]:
+def _of_a_checkpoint(folder: Path) -> tuple["Model", "NgramTables", Path, "WeightReader"]:
     import torch
 
     from protocol.run.hugging_face import open_checkpoint
 
     found = open_checkpoint(folder)
-    return found.model, found.tokenizer, lambda name: torch.from_numpy(found.read(name))
+    return found.model, found.ngrams, found.tokenizer, lambda name: torch.from_numpy(found.read(name))
 
 
-def _of_a_run(folder: Path) -> tuple["Model", Path, "WeightReader"]:
+def _of_a_run(folder: Path) -> tuple["Model", "NgramTables", Path, "WeightReader"]:
     from peer.export.collected import collect
     from peer.optim.grid import to_float
     from protocol.run.run_files import TOKENIZER
 
     found = collect([folder], None, lambda event: None)
     grids = {name: tensor for grid in found.grids.values() for name, tensor in grid.items()}
-    return found.descriptor.manifest.model, found.file(TOKENIZER), lambda name: to_float(grids[name])
+    manifest = found.descriptor.manifest
+    return manifest.model, manifest.ngrams, found.file(TOKENIZER), lambda name: to_float(grids[name])

@@ -58,7 +58,7 @@ class WholeModel(nn.Module):
             if index and boundaries is not None:
                 boundary = boundaries(index - 1)
                 x_BLD = boundary.decode(boundary.encode(x_BLD, tokens_BL), tokens_BL)
-            x_BLD = stage(x_BLD)
+            x_BLD = stage(x_BLD, tokens_BL)
         last = self.stages[-1]
         assert isinstance(last, Stage)
         loss: Tensor = last.lm_head(x_BLD, tokens_BM[:, 1:])
@@ -226,8 +226,8 @@ class Shard:
 
 
 def _sharded(manifest: Manifest, ranks: int, device: torch.device, arithmetic: Arithmetic) -> WholeModel:
-    """The model with its rows dealt out, empty: nowhere is it whole. Together are at a time a layer, the embedding, or
-    the head."""
+    """The model with its rows dealt out, empty: nowhere is it whole. Together are at a time a layer, the embedding, the
+    head, or a stage's n-gram tables."""
     mesh = init_device_mesh(device.type, (ranks,))
     with torch.device("meta"):
         model = WholeModel(manifest)
@@ -236,8 +236,8 @@ def _sharded(manifest: Manifest, ranks: int, device: torch.device, arithmetic: A
         stage.recompute = arithmetic.recompute
         if arithmetic.compiled:
             stage.compile_layers()
-        for layer in stage.model.layers.values():
-            fully_shard(layer, mesh=mesh)
+        for each in (*stage.model.ngrams.values(), *stage.model.layers.values()):
+            fully_shard(each, mesh=mesh)
         if stage.last:  # not left to the root, which FSDP leaves together after a pass: it would evaluate old weights
             fully_shard([stage.model.norm, stage.lm_head], mesh=mesh)
     fully_shard(model.embedding, mesh=mesh)

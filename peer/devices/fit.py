@@ -26,11 +26,12 @@ WORKER_BASE_BYTES = 400 * 2**20
 def worker_bytes(manifest: Manifest, processes: int, recompute: bool = True) -> int:
     """Memory that one of so many workers takes where it computes, in bytes: an upper estimate.
 
-    Together are at a time two layers, the embedding and the head. `recompute`: activations are computed again in the
-    backward pass.
+    Together are at a time two layers, the embedding, the head, and a stage's n-gram tables. `recompute`: activations
+    are computed again in the backward pass.
     """
     parts, model = model_layout(manifest), manifest.model
     together = 2 * elements(layer_layout(model, 0)) + 2 * elements(parts[EMBEDDING])
+    together += manifest.ngrams.values(model.vocabulary)
     rows = sum(map(elements, parts.values())) // processes
     stages = range(manifest.replicas.stages)
     activations = sum(microbatch_bytes(manifest, stage, recompute) for stage in stages)

@@ -20,12 +20,21 @@ from protocol.files import sync_folder
 from protocol.identity import Part, PeerId, stage_part
 from protocol.layout import parameter_count
 from protocol.outer.history import History
-from protocol.run.hugging_face import BASIS_OF_THE_RUN, CONFIG, TOKENIZER_CONFIG, WEIGHTS, config, read_tokenizer
+from protocol.run.hugging_face import (
+    BASIS_OF_THE_RUN,
+    CONFIG,
+    TOKENIZER_CONFIG,
+    WEIGHTS,
+    read_tokenizer,
+)
+from protocol.run.model_config import MODELING, config_of
 from protocol.run.run_files import BASIS, TOKENIZER, Descriptor, check_file
 
 CARD = "README.md"
 
-OURS = {CONFIG, WEIGHTS, TOKENIZER, TOKENIZER_CONFIG, CARD, "hetpeer"}
+MODELING_FILE = f"{MODELING}.py"
+
+OURS = {CONFIG, WEIGHTS, TOKENIZER, TOKENIZER_CONFIG, CARD, MODELING_FILE, "hetpeer"}
 """What an export consists of: `--force` replaces a folder only if nothing else is in it."""
 
 
@@ -125,7 +134,10 @@ def write_export(collected: Collected, folder: Path, losses: HeldOutLosses | Non
         parameters = sum(tensor.numel() for tensor in tensors.values())
         save_file(tensors, partial / WEIGHTS, metadata={"format": "pt"})
         in_groups = manifest.compressed and manifest.replicas.groups > 0
-        _write_json(partial / CONFIG, config(manifest.model, manifest.replicas.layers if in_groups else ()))
+        cut = manifest.replicas.layers if in_groups else ()
+        _write_json(partial / CONFIG, config_of(manifest.model, cut, manifest.ngrams))
+        if manifest.ngrams.most:
+            shutil.copyfile(Path(__file__).with_name(MODELING_FILE), partial / MODELING_FILE)
         tokenizer = collected.file(TOKENIZER)
         shutil.copyfile(tokenizer, partial / TOKENIZER)
         end = read_tokenizer(tokenizer, manifest.model.vocabulary).id_to_token(manifest.model.end_of_text)
@@ -183,6 +195,10 @@ def card(collected: Collected, losses: HeldOutLosses | None) -> str:
     manifest, descriptor = collected.descriptor.manifest, collected.descriptor
     model, replicas, outer = manifest.model, manifest.replicas, manifest.outer
     authors = contributors(collected)
+    ngrams = manifest.ngrams
+    what, trusting = "LLaMA", ""
+    if ngrams.most:
+        what, trusting = f"LLaMA with n-gram tables (`{MODELING_FILE}`)", ", trust_remote_code=True"
     loss = "not measured (`hetpeer export --evaluate` does)"
     if losses is not None:
         loss = f"{losses.plain:.4f} nats per token; {losses.through:.4f} through the boundaries of a group"
@@ -195,7 +211,7 @@ def card(collected: Collected, losses: HeldOutLosses | None) -> str:
         "",
         f"# {manifest.run.name}",
         "",
-        f"A LLaMA of {parameter_count(manifest) / 1e6:,.1f} million parameters, trained by volunteers and datacenters "
+        f"A {what} of {parameter_count(manifest) / 1e6:,.1f} million parameters, trained by volunteers and datacenters "
         "together, with hetpeer.",
         "",
         "| | |",
@@ -216,7 +232,8 @@ def card(collected: Collected, losses: HeldOutLosses | None) -> str:
         "```python",
         "from transformers import AutoModelForCausalLM, AutoTokenizer",
         "",
-        'tokenizer, model = AutoTokenizer.from_pretrained("."), AutoModelForCausalLM.from_pretrained(".")',
+        f'tokenizer = AutoTokenizer.from_pretrained("."{trusting})',
+        f'model = AutoModelForCausalLM.from_pretrained("."{trusting})',
         'inputs = tokenizer("The", return_tensors="pt", return_token_type_ids=False)',
         "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50)[0]))",
         "```",

@@ -8,7 +8,7 @@ the sender need not know them. A learned codec projects by U + C in place of U, 
 
 They are part of the model: uncompressed replicas have them, too, and so θ stays one. All begin at zero, so that a model
 begins as it would without. A boundary drops a stage's anchor, and a model without boundaries hands it on to all later
-stages, unless the stage takes it out again (`lab.anchors_leave`).
+stages. What came of it are the protocol's n-gram tables, which leave again (`peer/model/ngrams.py`).
 
 Letters of shapes: M replicas, B sequences, L tokens of a sequence, D = d width of the residual stream, k dimensions of
 the subspace, V vocabulary, r width of a row.
@@ -23,31 +23,17 @@ from torch.nn import functional as F
 
 from peer.compute.design import Design
 from peer.lab.switches import Switches
+from peer.model.ngrams import rows_of
 from peer.model.stage import Stage
 from peer.model.subspace import nested
 from protocol.manifest import Manifest
+from protocol.model_sizes import ROWS_OF_SEVERAL
 
 TAPS = 4
 """The tokens of which the rows are added up in a convolution."""
 
-ROWS = 4
-"""Of a table of pairs or triples, for each word of the vocabulary."""
-
-MULTIPLIER = 1_000_003
-"""Of the hash of several tokens: a prime."""
-
 ORDERS: Mapping[str, tuple[int, ...]] = {"tokens": (1,), "convolution": (1,), "bigrams": (1, 2), "trigrams": (1, 2, 3)}
 """How many tokens choose a row, of each table of an anchor."""
-
-
-def rows_of(tokens_BL: Tensor, order: int, rows: int) -> Tensor:
-    """The row [B, L] that each token and the `order` − 1 tokens before it choose, of so many rows. Before a sequence's
-    first token there is none, which counts as a token, too."""
-    chosen_BL = tokens_BL.long()
-    for back in range(1, order):
-        before_BL = F.pad(tokens_BL.long() + 1, (back, 0))[:, : tokens_BL.shape[1]]
-        chosen_BL = chosen_BL * MULTIPLIER + before_BL
-    return chosen_BL % rows
 
 
 class Anchor(nn.Module):
@@ -58,7 +44,7 @@ class Anchor(nn.Module):
     def __init__(self, kind: str, vocabulary: int, basis_dr: Tensor) -> None:
         super().__init__()
         width = basis_dr.shape[1]
-        sizes = {order: vocabulary if order == 1 else ROWS * vocabulary for order in ORDERS[kind]}
+        sizes = {order: vocabulary if order == 1 else ROWS_OF_SEVERAL * vocabulary for order in ORDERS[kind]}
         self.tables = nn.ParameterDict({str(order): torch.zeros(rows, width) for order, rows in sizes.items()})
         self.taps = nn.Parameter(torch.zeros(TAPS, width)) if kind == "convolution" else None
         self.register_buffer("basis_dr", basis_dr, persistent=False)
@@ -119,7 +105,6 @@ class LearningStage(Stage):
         super().__init__(manifest, stage)
         model, k = manifest.model, manifest.k
         self.anchor: Anchor | None = None
-        self.anchors_leave = switches.anchors_leave and not self.last
         self.decoder: LearnedReconstruction | None = None
         self.encoder: LearnedProjection | None = None
         if stage and switches.anchors != "none":
@@ -130,15 +115,12 @@ class LearningStage(Stage):
             self.decoder = LearnedReconstruction(basis_dk, k, model.d) if stage else None
             self.encoder = None if self.last else LearnedProjection(basis_dk, model.d, k)
 
-    def forward(self, x_BLD: Tensor, tokens_BL: Tensor | None = None) -> Tensor:
+    def forward(self, x_BLD: Tensor, tokens_BL: Tensor) -> Tensor:
         if self.decoder is not None:
             x_BLD = self.decoder(x_BLD)
-        anchor_BLD = None if self.anchor is None else self.anchor(tokens_BL)
-        if anchor_BLD is not None:
-            x_BLD = x_BLD + anchor_BLD
+        if self.anchor is not None:
+            x_BLD = x_BLD + self.anchor(tokens_BL)
         x_BLD = super().forward(x_BLD, tokens_BL)
-        if anchor_BLD is not None and self.anchors_leave:
-            x_BLD = x_BLD - anchor_BLD
         return x_BLD if self.encoder is None else self.encoder(x_BLD)
 
 

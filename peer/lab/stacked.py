@@ -25,6 +25,7 @@ from peer.lab.switches import Switches
 from peer.model.embedding import DenseEmbedding, Embedding, FactoredEmbedding
 from peer.model.head import Head
 from peer.model.linear import Linear
+from peer.model.ngrams import Ngrams, rows_of
 from peer.optim.inner import AdamW, OptimizerState, clip_factor
 from peer.optim.muon import COEFFICIENTS, ITERATIONS, MOMENTUM, SMALLEST, Muon, step_scale
 from protocol.manifest import Manifest
@@ -47,7 +48,6 @@ def stackable(manifest: Manifest, switches: Switches) -> bool:
         residuals=switches.residuals,
         anchors=switches.anchors,
         anchor_width=switches.anchor_width,
-        anchors_leave=switches.anchors_leave,
         codec=switches.codec,
         average=switches.average,
         begin_at_average=switches.begin_at_average,
@@ -148,6 +148,20 @@ class StackedAnchor(Anchor):
         return torch.cat([super(StackedAnchor, self).convolved(found, own) for found, own in each])
 
 
+class StackedNgrams(Ngrams):
+    """The n-gram tables of each replica."""
+
+    def __init__(self, one: Ngrams, copies: int) -> None:
+        nn.Module.__init__(self)
+        for n, table_nr in one.named_parameters(recurse=False):
+            self.register_parameter(n, stacked_parameter(table_nr, copies))
+
+    def look_up(self, table_nr: Tensor, tokens_BL: Tensor, n: int) -> Tensor:
+        copies, rows, width = table_nr.shape
+        found_BL = in_stack(rows_of(tokens_BL, n, rows), copies, rows)
+        return F.embedding(found_BL, table_nr.view(-1, width))
+
+
 class StackedMatrix(LearnedMatrix):
     """A matrix beside U for each replica."""
 
@@ -173,6 +187,7 @@ STACKED: dict[type[nn.Module], type[nn.Module]] = {
     nn.RMSNorm: StackedNorm,
     Head: StackedHead,
     Anchor: StackedAnchor,
+    Ngrams: StackedNgrams,
     LearnedProjection: StackedProjection,
     LearnedReconstruction: StackedReconstruction,
 }

@@ -70,13 +70,16 @@ class Setting:
 def run_files(manifest: Manifest) -> Manifest:
     """The manifest of the files that a run needs: equal for all runs of one model, seed and share of held-out text.
 
-    The width of the basis is the model's, and the layers of the stages say how the weights are cut into files.
+    The width of the basis is the model's; the layers of the stages say how the weights are cut into files, and these
+    have the n-gram tables.
     """
+    replicas = manifest.replicas
+    cut = {"layers": replicas.layers, "ngrams": replicas.ngrams, "ngram_width": replicas.ngram_width}
     return check_manifest(
         {
             "run": manifest.run.model_dump(),
             "model": manifest.model.model_dump(),
-            "replicas": {"layers": manifest.replicas.layers, "compression": 1},
+            "replicas": cut | {"compression": 1},
             "evaluation": {"held_out": manifest.evaluation.held_out},
         }
     )

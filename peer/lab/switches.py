@@ -28,7 +28,6 @@ NOT_OF_GROUPS = {
     "precision",
     "anchors",
     "anchor_width",
-    "anchors_leave",
     "codec",
     "average",
     "begin_at_average",
@@ -104,13 +103,11 @@ class Switches(Section):
     )
     residuals: int = Field(0, ge=0, le=4096, description="entries of X − X̂ sent with each token")
     anchors: Literal["none", "tokens", "convolution", "bigrams", "trigrams"] = Field(
-        "none", description="learned anchors: what each later stage adds to what it receives, by the token ids"
+        "none",
+        description="learned anchors: what each later stage adds to what it receives by the token ids, outside Col(U); "
+        "it stays there, where what `replicas.ngrams` adds leaves again",
     )
     anchor_width: int = Field(0, ge=0, description="numbers of a learned anchor's row; 0: as many as leave room, d − k")
-    anchors_leave: bool = Field(
-        False,
-        description="a stage takes its learned anchor out of what it sends, so that no later stage finds it there",
-    )
     codec: Literal["fixed", "learned"] = Field(
         "fixed",
         description="learned: what is projected and rebuilt at a boundary is U plus what its stages have learned",
@@ -154,8 +151,7 @@ class Switches(Section):
             and (self.embedding == "project" or self.weight_projection),
             "paths are SparseLoCo's": self.method != "sparseloco" and self.paths != "chains",
             "begin_at_average is of an average": self.begin_at_average > 0 and not self.average,
-            "anchor_width and anchors_leave are of learned anchors": (self.anchor_width > 0 or self.anchors_leave)
-            and self.anchors == "none",
+            "anchor_width is of learned anchors": self.anchor_width > 0 and self.anchors == "none",
             "paths = loose learns nothing at boundaries, and averages nothing": self.paths == "loose"
             and (self.learns or self.average > 0),
             "method = adamw learns nothing at boundaries, and averages nothing": self.method == "adamw"
@@ -211,6 +207,8 @@ def switches(table: dict[str, Any], manifest: Manifest, source: str) -> Switches
         raise ManifestError(f"{source}: lab.method and lab.paths: inner.most_steps goes with none of theirs")
     if found.anchor_width > manifest.model.d - manifest.k:
         raise ManifestError(f"{source}: lab.anchor_width: {found.anchor_width} does not fit beside k = {manifest.k}")
+    if found.anchors != "none" and manifest.replicas.ngrams:
+        raise ManifestError(f"{source}: lab.anchors: replicas.ngrams has tables of its own; take one of them")
     if found.anchors != "none" and manifest.k == manifest.model.d:
         raise ManifestError(f"{source}: lab.anchors: k = d leaves no room for them")
     if len(found.shares) not in (0, manifest.replicas.total):

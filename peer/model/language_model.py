@@ -14,17 +14,33 @@ from peer.model.linear import Linear
 from peer.model.llama import KeyValues, rotary_tables
 from peer.model.stage import Decoder
 from protocol.layout import EMBEDDING_TENSOR, whole_layout
-from protocol.model_sizes import Model
+from protocol.model_sizes import Model, NgramTables
+
+
+@dataclass(slots=True)
+class Past:
+    """What a model keeps of a text, for the tokens that follow: of each layer keys and values, and of the text itself
+    the ids of the last tokens [B, L], as far as n-gram tables look back."""
+
+    layers: list[KeyValues]
+    tokens_BL: Tensor | None = None
+
+    def followed_by(self, tokens_BL: Tensor, most: int) -> Tensor:
+        """The last tokens of the text and those that follow; at the end they are its last, `most` − 1 of them."""
+        if self.tokens_BL is not None:
+            tokens_BL = torch.cat((self.tokens_BL, tokens_BL), 1)
+        self.tokens_BL = tokens_BL[:, max(0, tokens_BL.shape[1] - most + 1) :]
+        return tokens_BL
 
 
 class LanguageModel(nn.Module):
     """Token ids to logits, on torch's default device. Parameters have the names of `protocol.layout`; they are empty
     until `load`."""
 
-    def __init__(self, sizes: Model) -> None:
+    def __init__(self, sizes: Model, ngrams: NgramTables) -> None:
         super().__init__()
-        self.sizes = sizes
-        self.model = Decoder(sizes, range(sizes.layers), last=True)
+        self.sizes, self.ngrams = sizes, ngrams
+        self.model = Decoder(sizes, range(sizes.layers), True, ngrams)
         self.model.embed_tokens = nn.Embedding.from_pretrained(torch.empty(sizes.vocabulary, sizes.d))
         self.lm_head = Linear(sizes.d, sizes.vocabulary)
 
@@ -36,29 +52,34 @@ class LanguageModel(nn.Module):
             ValueError: one has another shape.
         """
         ours = dict(self.named_parameters())
-        for name, shape in whole_layout(self.sizes).items():
+        for name, shape in whole_layout(self.sizes, self.ngrams).items():
             weight = read(name)
             if tuple(weight.shape) != shape:  # `copy_` would broadcast
                 raise ValueError(f"{name}: {tuple(weight.shape)} instead of {shape}")
             ours[name].copy_(weight)
 
     @torch.no_grad()
-    def forward(self, tokens_BL: Tensor, past: list[KeyValues] | None = None) -> Tensor:
+    def forward(self, tokens_BL: Tensor, past: Past | None = None) -> Tensor:
         """Logits [B, L, V]. With `past`, which `begin` gives, the tokens are those that follow the ones seen before:
         any number of the first, and then one at a time."""
-        sizes = self.sizes
-        start = past[0].length if past is not None else 0
+        sizes, length = self.sizes, tokens_BL.shape[1]
+        start = past.layers[0].length if past is not None else 0
         tables = rotary_tables(sizes.context, sizes.d // sizes.heads, sizes.rope_theta, tokens_BL.device)
-        cos_LH, sin_LH = (table[start : start + tokens_BL.shape[1]] for table in tables)
-        x_BLD = F.embedding(tokens_BL, self.get_parameter(EMBEDDING_TENSOR))
-        for i, layer in enumerate(self.model.layers.values()):
-            x_BLD = layer(x_BLD, cos_LH, sin_LH, past[i] if past is not None else None)
+        cos_LH, sin_LH = (table[start : start + length] for table in tables)
+        seen_BL = tokens_BL if past is None else past.followed_by(tokens_BL, self.ngrams.most)
+        x_BLD, rows_BLD = F.embedding(tokens_BL, self.get_parameter(EMBEDDING_TENSOR)), None
+        for i, (name, layer) in enumerate(self.model.layers.items()):
+            if name in self.model.ngrams:
+                x_BLD = x_BLD if rows_BLD is None else x_BLD - rows_BLD
+                rows_BLD = self.model.ngrams[name](seen_BL, sizes.d)[:, -length:]
+                x_BLD = x_BLD + rows_BLD
+            x_BLD = layer(x_BLD, cos_LH, sin_LH, past.layers[i] if past is not None else None)
         logits_BLV: Tensor = self.lm_head(self.model.norm(x_BLD))
         return logits_BLV
 
-    def begin(self) -> list[KeyValues]:
-        """What `forward` keeps of the tokens of one text: nothing yet."""
-        return [KeyValues() for _ in self.model.layers]
+    def begin(self) -> Past:
+        """What `forward` keeps of one text: nothing yet."""
+        return Past([KeyValues() for _ in self.model.layers])
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,5 @@
-"""One pipeline stage: some layers and, on the last stage, the final norm and the head.
+"""One pipeline stage: some layers; before them, if the run has such, n-gram tables; and, on the last stage, the final
+norm and the head.
 
 No stage holds the token embedding, which is a part of its own (`peer.model.embedding`).
 
@@ -15,15 +16,19 @@ from torch.utils.checkpoint import checkpoint
 from peer.model.gradient_scale import GradientScale
 from peer.model.head import Head
 from peer.model.llama import Layer, rotary_tables
+from peer.model.ngrams import Ngrams
 from protocol.manifest import Manifest
-from protocol.model_sizes import Model
+from protocol.model_sizes import Model, NgramTables
 
 
 class Decoder(nn.Module):
-    """What is called `model.` in Hugging Face's names: numbered layers and, on the last stage, the norm."""
+    """What is called `model.` in Hugging Face's names: numbered layers, n-gram tables by the number of the layer before
+    which they lie, and, on the last stage, the norm."""
 
-    def __init__(self, model: Model, layers: range, last: bool) -> None:
+    def __init__(self, model: Model, layers: range, last: bool, ngrams: NgramTables) -> None:
         super().__init__()
+        before = [layer for layer in ngrams.layers if layer in layers]
+        self.ngrams = nn.ModuleDict({str(layer): Ngrams(model.vocabulary, ngrams) for layer in before})
         self.layers = nn.ModuleDict({str(layer): Layer(model) for layer in layers})
         if last:
             self.norm = nn.RMSNorm(model.d, eps=model.norm_epsilon)
@@ -49,13 +54,24 @@ class Stage(nn.Module):
         self.recompute = False
         """Whether a pass forward keeps only each layer's input, and the pass backward runs the layer forward again."""
         self.last = stage == stages - 1
-        self.model = Decoder(model, manifest.cut[stage], self.last)
+        self.model = Decoder(model, manifest.cut[stage], self.last, manifest.ngrams)
         if self.last:
             self.lm_head = Head(model.d, model.vocabulary)
 
-    def forward(self, x_BLD: Tensor, tokens_BL: Tensor | None = None) -> Tensor:
-        """Residual stream [B, L, D] → the same shape; behind the final norm on the last stage, whose `lm_head` makes a
-        loss of it. The token ids are for stages that look something up by them, which the lab alone has."""
+    def forward(self, x_BLD: Tensor, tokens_BL: Tensor) -> Tensor:
+        """Residual stream [B, L, D] and the token ids → the same shape; behind the final norm on the last stage, whose
+        `lm_head` makes a loss of it."""
+        ngrams = next(iter(self.model.ngrams.values()), None)  # there are none but before its first layer
+        if ngrams is None:
+            x_BLD = self.through_layers(x_BLD)
+        else:
+            rows_BLD = ngrams(tokens_BL, x_BLD.shape[-1])
+            x_BLD = self.through_layers(x_BLD + rows_BLD)
+            x_BLD = x_BLD if self.last else x_BLD - rows_BLD
+        return self.model.norm(x_BLD) if self.last else x_BLD
+
+    def through_layers(self, x_BLD: Tensor) -> Tensor:
+        """Residual stream [B, L, D] → the same shape."""
         sizes, length = self.sizes, x_BLD.shape[1]
         tables = rotary_tables(sizes.context, sizes.d // sizes.heads, sizes.rope_theta, x_BLD.device)
         cos_LH, sin_LH = (table[:length] for table in tables)
@@ -68,7 +84,7 @@ class Stage(nn.Module):
                 x_BLD = layer(x_BLD, cos_LH, sin_LH)
         if self.scale is not None:
             x_BLD = self.scale.behind_layers(x_BLD)
-        return self.model.norm(x_BLD) if self.last else x_BLD
+        return x_BLD
 
     def scale_gradients(self) -> GradientScale:
         """From now on, have the gradients within the layers in fp16's range."""

@@ -17,8 +17,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from protocol.identity import Part, parts_authored
-from protocol.layout import elements, is_layer_matrix, layer_layout, model_layout, parameter_count, parts_followed
+from protocol.identity import Part, parts_authored, stage_part
+from protocol.layout import (
+    HEAD_TENSOR,
+    elements,
+    is_layer_matrix,
+    layer_layout,
+    model_layout,
+    parameter_count,
+    part_layout,
+    parts_followed,
+)
 from protocol.manifest import Manifest
 from protocol.trust.membership_card import Role
 
@@ -158,11 +167,13 @@ def layer_values(manifest: Manifest) -> int:
 
 def pass_bytes(manifest: Manifest, stage: int, recompute: bool) -> int:
     """What the passes of one microbatch take for a moment: the layer that is computed again, gradients of what is
-    between its products, and of its largest matrix; on the last stage, the head's slice of logits, the gradient of its
-    matrix and what is added to it."""
+    between its products, and of its largest matrix or n-gram table; on the last stage, the head's slice of logits, the
+    gradient of its matrix and what is added to it."""
     model = manifest.model
     again = layer_values(manifest) if recompute else 0
-    passes = _tokens(manifest) * 4 * (again + 3 * model.ffn + 6 * model.d) + 4 * model.ffn * model.d
+    tensors = part_layout(manifest, stage_part(stage))
+    largest = max(math.prod(shape) for name, shape in tensors.items() if name != HEAD_TENSOR)
+    passes = _tokens(manifest) * 4 * (again + 3 * model.ffn + 6 * model.d) + 4 * largest
     if stage < manifest.replicas.stages - 1:
         return passes
     logits = 4 * LOGITS * min(SLICE_TOKENS, _tokens(manifest)) * model.vocabulary

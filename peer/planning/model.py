@@ -13,6 +13,7 @@ that a home has: hence 2 t_x. The paper counts a link of its own for each pair o
 the same.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -20,7 +21,7 @@ from typing import Literal
 from protocol.codec.contribution import expected_bytes
 from protocol.codec.frames import Payload
 from protocol.identity import parts_authored, stage_part
-from protocol.layout import model_layout, operations_per_token
+from protocol.layout import model_layout, multiplies, operations_per_token
 from protocol.manifest import Manifest
 from protocol.manifest_tables import MOST_OVERLAP
 from protocol.net.bandwidth import ACKNOWLEDGED, WIRE
@@ -143,8 +144,9 @@ def shares_of(manifest: Manifest) -> list[float]:
     layouts = model_layout(manifest)
     sizes = [
         sum(
-            rows * columns
-            for rows, columns in (shape for shape in layouts[stage_part(stage)].values() if len(shape) == 2)
+            math.prod(shape)
+            for tensor, shape in layouts[stage_part(stage)].items()
+            if len(shape) == 2 and multiplies(tensor)
         )
         + len(layers) * manifest.model.context * manifest.model.d
         for stage, layers in enumerate(manifest.cut)

@@ -1,10 +1,12 @@
 """A model in the format everyone uses: a folder as transformers' `LlamaForCausalLM` has it.
 
-    config.json                     its sizes
+    config.json                     its sizes; and, if it has n-gram tables, what they are
     model.safetensors               its weights; or, in several files,
     model.safetensors.index.json    the file of each tensor
     tokenizer.json                  Hugging Face `tokenizers` format
     hetpeer/basis.safetensors       U of the run it comes from, if it comes from one that compresses
+
+A model with n-gram tables is no LLaMA: transformers runs it by `modeling_hetpeer.py`, which lies beside it.
 
 A checkpoint is a stranger's, and so is its tokenizer: sizes are checked before anything is read by them, and nothing
 is unpickled.
@@ -12,7 +14,7 @@ is unpickled.
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,31 +27,18 @@ from tokenizers import Tokenizer
 
 from protocol.errors import ResourceError, UserError
 from protocol.layout import EMBEDDING_TENSOR, HEAD_TENSOR, Layout, Shape, whole_layout
-from protocol.manifest_tables import Replicas
-from protocol.model_sizes import Model
+from protocol.manifest import Manifest
+from protocol.model_sizes import Model, NgramTables
+from protocol.run.model_config import NO_NGRAMS, read_cut, read_ngrams, read_sizes
 from protocol.run.run_files import BASIS, TOKENIZER, tokenizer_bytes
 from protocol.tensor_formats import FORMATS, to_units
-from protocol.toml_tables import MOST_CHARACTERS, validated
+from protocol.toml_tables import MOST_CHARACTERS
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 BASIS_OF_THE_RUN = f"hetpeer/{BASIS}"
-CUT_OF_THE_RUN = "hetpeer_layers_of_stages"
-"""The field of a config with the number of layers of each stage, beside a basis: boundaries stay where they were."""
-
-MOST_CONTEXT = 2**17
-"""The longest context of `protocol.manifest.Model`; longer ones are shortened, as rotary positions may be."""
-
-LIKE_LLAMA: dict[str, Any] = {
-    "model_type": "llama",
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "mlp_bias": False,
-    "rope_scaling": None,
-}
-"""The fields of a config in which a run's model has no choice: each has this value, where it is there."""
 
 ORTHONORMAL_TOLERANCE = 1e-5
 """The largest |UᵀU − 1| of a basis."""
@@ -102,6 +91,12 @@ class ModelFolder:
     tied: bool
     stored: Mapping[str, Stored]
     cut: tuple[int, ...]
+    ngrams: NgramTables = NO_NGRAMS
+
+    @property
+    def layout(self) -> Layout:
+        """Every tensor of the model."""
+        return whole_layout(self.model, self.ngrams)
 
     @property
     def tokenizer(self) -> Path:
@@ -147,19 +142,27 @@ class ModelFolder:
             raise UserError(f"{path} is no basis: its columns are not orthonormal; remove it, and the run makes one")
         return basis
 
-    def require(self, model: Model) -> None:
-        """Check that a run of `model` can begin from this checkpoint: its context may be shorter.
+    def require(self, manifest: Manifest) -> None:
+        """Check that a run can begin from this checkpoint: its context may be shorter, and it may have n-gram tables
+        that the checkpoint has not.
 
         Raises:
             UserError: they differ; the message names the first field.
         """
         ours = self.model.model_dump()
-        for field, value in model.model_dump().items():
+        for field, value in manifest.model.model_dump().items():
             if value != ours[field] and not (field == "context" and value < ours[field]):
                 raise UserError(
                     f"model.{field} is {value} in the manifest, and {ours[field]} in {self.folder}: "
                     "`hetpeer import` writes a manifest that fits"
                 )
+        if self.ngrams.most and manifest.ngrams != self.ngrams:
+            raise UserError(
+                f"{self.folder} has n-gram tables for the last {self.ngrams.most} tokens, {self.ngrams.width} wide, "
+                f"before the layers {_numbers(self.ngrams.layers)}, and the manifest has others: replicas.ngrams = "
+                f"{manifest.ngrams.most}, ngram_width = {manifest.ngrams.width}, stages that begin with the layers "
+                f"{_numbers(layers.start for layers in manifest.cut[1:])}. `hetpeer import` writes a manifest that fits"
+            )
 
 
 def open_checkpoint(folder: Path) -> ModelFolder:
@@ -171,83 +174,16 @@ def open_checkpoint(folder: Path) -> ModelFolder:
     if not folder.is_dir():
         raise UserError(f"{folder} is no folder: give one with {CONFIG}, {WEIGHTS} and {TOKENIZER} in it")
     config = read_json(folder / CONFIG)
-    model, tied = _model(config, folder / CONFIG), config.get("tie_word_embeddings") is True
-    cut = validated(Replicas, {"layers": config.get(CUT_OF_THE_RUN, [])}, str(folder / CONFIG), CUT_OF_THE_RUN).layers
-    stored = _find_tensors(folder)
-    _require_layout(whole_layout(model), stored, tied, folder)
-    return ModelFolder(folder, model, tied, stored, cut)
+    model, tied = read_sizes(config, folder / CONFIG), config.get("tie_word_embeddings") is True
+    ngrams = read_ngrams(config, model, folder / CONFIG)
+    cut = read_cut(config, model, ngrams, folder / CONFIG)
+    found = ModelFolder(folder, model, tied, _find_tensors(folder), cut, ngrams)
+    _require_layout(found.layout, found.stored, tied, folder)
+    return found
 
 
-def config(model: Model, cut: Sequence[int] = ()) -> dict[str, Any]:
-    """Make the `config.json` of a model of this run, with the layers of its stages where these shall be known."""
-    return {
-        **({CUT_OF_THE_RUN: list(cut)} if cut else {}),
-        "architectures": ["LlamaForCausalLM"],
-        **LIKE_LLAMA,
-        "vocab_size": model.vocabulary,
-        "hidden_size": model.d,
-        "intermediate_size": model.ffn,
-        "num_hidden_layers": model.layers,
-        "num_attention_heads": model.heads,
-        "num_key_value_heads": model.kv_heads,
-        "head_dim": model.d // model.heads,
-        "max_position_embeddings": model.context,
-        "rms_norm_eps": model.norm_epsilon,
-        "rope_theta": model.rope_theta,
-        "tie_word_embeddings": False,
-        "bos_token_id": model.end_of_text,
-        "eos_token_id": model.end_of_text,
-        "torch_dtype": "float32",
-        "use_cache": True,
-    }
-
-
-def _model(config: dict[str, Any], path: Path) -> Model:
-    """Read the sizes of a model from its config.
-
-    Raises:
-        UserError: no run's model can be what the config says.
-    """
-    for field, expected in LIKE_LLAMA.items():
-        given = config.get(field, expected)
-        if given != expected and not (field == "rope_scaling" and _is_plain(given)):
-            raise UserError(
-                f"{path}: {field} is {_shown(given)}, and the model of a run has {json.dumps(expected)}: "
-                "a run cannot train this model"
-            )
-    rope = config.get("rope_parameters") or {}
-    if not _is_plain(rope):
-        raise UserError(f"{path}: rope_parameters are {_shown(rope)}: a run's model has plain rotary positions")
-    heads = config.get("num_attention_heads")
-    end = config.get("eos_token_id", 2)
-    sizes = {
-        "layers": config.get("num_hidden_layers"),
-        "d": config.get("hidden_size"),
-        "heads": heads,
-        "kv_heads": config.get("num_key_value_heads") or heads,
-        "ffn": config.get("intermediate_size"),
-        "context": config.get("max_position_embeddings", 2048),
-        "vocabulary": config.get("vocab_size"),
-        "rope_theta": rope.get("rope_theta") or config.get("rope_theta", 10000.0),
-        "norm_epsilon": config.get("rms_norm_eps", 1e-6),
-        "end_of_text": end[0] if isinstance(end, list) and end else end,
-    }
-    if type(sizes["context"]) is int:
-        sizes["context"] = min(sizes["context"], MOST_CONTEXT)
-    model = validated(Model, sizes, str(path))
-    if config.get("head_dim") not in (None, model.d // model.heads):
-        raise UserError(
-            f"{path}: head_dim is {_shown(config['head_dim'])}, and in a run it is d / heads = {model.d // model.heads}"
-        )
-    return model
-
-
-def _is_plain(rope: object) -> bool:
-    """Whether rotary positions are as in the first LLaMA."""
-    if not isinstance(rope, dict):
-        return rope is None
-    kinds = (rope.get("rope_type", "default"), rope.get("type", "default"))
-    return kinds == ("default", "default") and rope.get("partial_rotary_factor", 1.0) == 1.0
+def _numbers(layers: Iterable[int]) -> str:
+    return ", ".join(map(str, layers)) or "(none)"
 
 
 def _find_tensors(folder: Path) -> dict[str, Stored]:
@@ -291,10 +227,6 @@ def _require_layout(layout: Layout, stored: Mapping[str, Stored], tied: bool, fo
             raise UserError(f"{folder}: {name} is {stored[name].shape}, and by {CONFIG} it would be {shape}")
         if stored[name].dtype not in STORED:
             raise UserError(f"{folder}: {name} is in {stored[name].dtype}: a run begins from {', '.join(STORED)}")
-
-
-def _shown(value: object) -> str:
-    return json.dumps(value)[:MOST_CHARACTERS]
 
 
 def tensors_in(path: Path) -> dict[str, Stored]:

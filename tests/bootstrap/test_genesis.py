@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from bootstrap.genesis import basis, create_run, genesis_tensor, load_run
 from protocol.errors import ManifestError, ResourceError
-from protocol.identity import Part
+from protocol.identity import Part, stage_part
 from protocol.layout import model_layout
 from protocol.run import run_files
 from protocol.run.hugging_face import open_checkpoint
@@ -181,3 +181,30 @@ def test_a_run_that_nobody_would_join_is_not_made(text: Path, tmp_path: Path, mo
     with pytest.raises(ResourceError, match=r"by its manifest it takes 100 at most: prepare a larger text"):
         create_run(small_manifest(), tmp_path, text)
     assert not (tmp_path / "run.json").exists()
+
+
+def test_tables_begin_at_zero_in_coordinates_that_no_boundary_lets_pass(text: Path, tmp_path: Path) -> None:
+    """And all else as without them."""
+    runs = [small_manifest(replicas=more) for more in ({}, {"ngrams": 2, "ngram_width": 5})]
+    for number, run in enumerate(runs):
+        create_run(run, tmp_path / str(number), text)
+    plain, found = (load_file(tmp_path / str(n) / genesis_file(stage_part(1))) for n in (0, 1))
+    added = sorted(found.keys() - plain.keys())
+    assert [found[name].shape for name in added] == [(300, 5), (1200, 5)]
+    assert not any(found[name].any() for name in added)
+    assert all(np.array_equal(found[name], plain[name]) for name in plain)
+    u = load_file(tmp_path / "1" / "basis.safetensors")["basis"]
+    np.testing.assert_allclose(u.T @ u, np.eye(16), atol=1e-6)
+    assert not u[:5, :11].any()
+    assert np.array_equal(u[:5, 11:], np.eye(5))
+    assert np.linalg.matrix_rank(u[5:, :4]) == 4
+
+
+def test_a_run_with_tables_begins_from_a_llama_and_they_at_zero(text: Path, tmp_path: Path) -> None:
+    folder = by_hand(tmp_path / "m", {"model_type": "llama", **CONFIG}, llama().state_dict())
+    model = open_checkpoint(folder).model.model_dump() | {"context": 8}
+    run = small_manifest(model=model, replicas={"stages": 3, "ngrams": 1})
+    create_run(run, tmp_path / "run", text, weights=folder)
+    found = load_file(tmp_path / "run" / genesis_file(stage_part(2)))
+    assert not found["model.ngrams.2.1"].any()
+    assert found["model.layers.2.mlp.up_proj.weight"].any()

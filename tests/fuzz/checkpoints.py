@@ -13,14 +13,16 @@ from bootstrap.data.encoding import train_tokenizer
 from peer.store.checkpoint import SETTLED, Settled, last_settled
 from protocol.errors import UserError
 from protocol.layout import EMBEDDING_TENSOR, whole_layout
-from protocol.run.hugging_face import BASIS_OF_THE_RUN, CONFIG, INDEX, WEIGHTS, config, open_checkpoint, read_tokenizer
+from protocol.model_sizes import NgramTables
+from protocol.run.hugging_face import BASIS_OF_THE_RUN, CONFIG, INDEX, WEIGHTS, open_checkpoint, read_tokenizer
+from protocol.run.model_config import config_of
 from protocol.run.run_files import TOKENIZER
 from tests.fuzz.material import MANIFEST, folder, from_file
 from tests.fuzz.reader import Reader
 
 MODEL = MANIFEST.model
-TENSORS = {name: np.full(shape, 0.5, np.float32) for name, shape in whole_layout(MODEL).items()}
-FILES = {CONFIG: json.dumps(config(MODEL)).encode(), WEIGHTS: save(TENSORS)}
+TENSORS = {name: np.full(shape, 0.5, np.float32) for name, shape in whole_layout(MODEL, NgramTables()).items()}
+FILES = {CONFIG: json.dumps(config_of(MODEL)).encode(), WEIGHTS: save(TENSORS)}
 INDEXED = json.dumps({"weight_map": dict.fromkeys(TENSORS, "part.safetensors")}).encode()
 BASIS = save({"basis": np.eye(MODEL.d, dtype=np.float32)})
 FOUND = MODEL.d, "model.norm.weight", hashlib.sha256(TENSORS[EMBEDDING_TENSOR].tobytes()).hexdigest()
@@ -40,7 +42,7 @@ def checkpoint(name: str) -> Callable[[bytes], object]:
             (here / each).write_bytes(content)
         found = open_checkpoint(here)
         found.basis()
-        units = {each: found.units(each) for each in whole_layout(found.model)}
+        units = {each: found.units(each) for each in found.layout}
         digest = hashlib.sha256((units[EMBEDDING_TENSOR] / np.float32(2**26)).astype(np.float32).tobytes())
         return found.model.d, list(units)[-2], digest.hexdigest()
 

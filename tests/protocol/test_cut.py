@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.cut import Balance, StageCost, cheapest_cut, compute_costs, even_cut, memory_costs
+from protocol.cut import Balance, GroupSizes, StageCost, cheapest_cut, compute_costs, even_cut, memory_costs
 from protocol.layout import elements, layer_layout, operations_per_token
 from protocol.manifest import Manifest, check_manifest
 from tests.reference.small_manifest import small_manifest
@@ -62,14 +62,18 @@ def sizes(draw: st.DrawFn) -> Manifest:
         "vocabulary": draw(st.integers(258, 9000)),
     }
     microbatch = draw(st.sampled_from([1, 2, 16]))
+    stages = draw(st.integers(1, min(4, model["layers"])))
+    ngrams = draw(st.integers(0, 3)) if stages > 1 else 0
     return check_manifest(
         {
             "model": model,
             "replicas": {
-                "stages": draw(st.integers(1, min(4, model["layers"]))),
+                "stages": stages,
                 "compression": draw(st.sampled_from([1, 2, 8, "auto"])),
                 "anchor": draw(st.sampled_from(["complement", "embedding"])),
                 "balance": draw(st.sampled_from(["memory", "compute"])),
+                "ngrams": ngrams,
+                "ngram_width": draw(st.sampled_from([0, 7])) if ngrams else 0,
             },
             "inner": {"microbatch": microbatch, "sequences": microbatch * draw(st.integers(1, 5))},
         }
@@ -99,6 +103,9 @@ def device_bytes(manifest: Manifest, stage: int, layers: int) -> Fraction:
     if stage == 0:
         factored = manifest.compressed and manifest.replicas.factored
         trained += model.vocabulary * (manifest.k if factored else model.d)
+    elif ngrams := manifest.replicas.ngrams:
+        width = manifest.replicas.ngram_width or model.d // 8
+        trained += model.vocabulary * width * {1: 1, 2: 1 + 4, 3: 1 + 4 + 4}[ngrams]
     kept = model.vocabulary * model.d if manifest.compressed else 0
     tokens = manifest.inner.microbatch * model.context
     in_flight = min(manifest.replicas.stages - stage, manifest.inner.microbatches)
@@ -109,10 +116,10 @@ def device_bytes(manifest: Manifest, stage: int, layers: int) -> Fraction:
 @given(manifests)
 def test_costs_are_those_of_the_layout(manifest: Manifest):
     model, inner, stages = manifest.model, manifest.inner, manifest.replicas.stages
+    looked_up = manifest.ngrams.values(model.vocabulary)
     k = manifest.k if manifest.compressed else 0
-    factored = manifest.replicas.factored
-    pairs = [(compute_costs(model, stages, k, factored), operations)]
-    pairs += [(memory_costs(model, stages, k, factored, inner.microbatch, inner.microbatches), device_bytes)]
+    group = GroupSizes(k, manifest.replicas.factored, inner.microbatch, inner.microbatches, looked_up)
+    pairs = (compute_costs(model, stages, group), operations), (memory_costs(model, stages, group), device_bytes)
     for costs, reference in pairs:
         for stage, cost in enumerate(costs):
             for layers in (1, 5):
@@ -138,7 +145,7 @@ def test_an_uncompressed_stages_operations_are_the_models_together():
     norms = 6 * sum(
         elements({name: shape}) for name, shape in layer_layout(manifest.model, 0).items() if len(shape) == 1
     )
-    costs = compute_costs(manifest.model, 2, 0, factored=True)
+    costs = compute_costs(manifest.model, 2, GroupSizes(0, True, 1, 1))
     together = sum(cost.fixed + count * cost.a_layer for count, cost in zip((1, 2), costs, strict=True))
     assert together == operations_per_token(manifest) - 3 * norms - 6 * manifest.model.d
 

@@ -63,12 +63,36 @@ def head(x: Tensor, weights: Weights, model: Model) -> Tensor:
     return rms_norm(x, weights["model.norm.weight"], model.norm_epsilon) @ weights["lm_head.weight"].T
 
 
+def chosen_row(text: list[int], at: int, n: int, rows: int) -> int:
+    """The row that the n tokens of a text that end at place `at` choose."""
+    number = text[at]
+    for back in range(1, n):
+        number = number * 1_000_003 + (text[at - back] + 1 if at >= back else 0)
+    return number % rows
+
+
+def looked_up(weights: Weights, sequence: Tensor, i: int, model: Model) -> Tensor:
+    """What n-gram tables before layer i add [L, d]: nothing, where there are none."""
+    text = sequence.tolist()
+    found = torch.zeros(len(text), model.d, dtype=weights[EMBEDDING_TENSOR].dtype)
+    for n in range(1, 4):
+        table = weights.get(f"model.ngrams.{i}.{n}")
+        if table is not None:
+            rows = torch.stack([table[chosen_row(text, at, n, len(table))] for at in range(len(text))])
+            found = found + torch.cat([rows, torch.zeros(len(text), model.d - table.shape[1])], dim=1)
+    return found
+
+
 def forward(weights: Weights, tokens: Tensor, model: Model) -> Tensor:
     """Token ids [B, L] → logits [B, L, V]."""
     logits = []
     for sequence in tokens:
-        x = weights[EMBEDDING_TENSOR][sequence]
+        x, added = weights[EMBEDDING_TENSOR][sequence], torch.zeros(())
         for i in range(model.layers):
+            if f"model.ngrams.{i}.1" in weights:
+                x = x - added
+                added = looked_up(weights, sequence, i, model)
+                x = x + added
             x = layer(x, weights, i, model)
         logits.append(head(x, weights, model))
     return torch.stack(logits)
@@ -116,5 +140,8 @@ def small_manifests(draw: st.DrawFn) -> Manifest:
         "context": draw(st.integers(2, 12)),
         "vocabulary": draw(st.integers(258, 300)),
     }
-    replicas = {"stages": draw(st.integers(1, layers)), "compression": draw(st.sampled_from([2, 4]))}
+    stages = draw(st.integers(1, layers))
+    replicas = {"stages": stages, "compression": draw(st.sampled_from([2, 4]))}
+    if stages > 1 and (ngrams := draw(st.integers(0, 3))):
+        replicas |= {"ngrams": ngrams, "ngram_width": draw(st.integers(0, d))}
     return check_manifest({"model": model, "replicas": replicas})

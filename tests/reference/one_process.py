@@ -46,7 +46,7 @@ class OneProcess:
         for index, stage in enumerate(self.stages):
             if index and self.u is not None:
                 x = (x - self.anchor[tokens]) @ self.u @ self.u.T + self.anchor[tokens]
-            x = stage(x)
+            x = stage(x, tokens)
         logits = F.linear(x, self.stages[-1].lm_head.weight)
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 

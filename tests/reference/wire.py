@@ -47,7 +47,10 @@ def layout(manifest: Manifest, part: int) -> dict[str, Shape]:
     stage, shapes = part - 1, {}
     share, extra = divmod(model["layers"], stages)
     cut = manifest["replicas"].get("layers", [share + (s < extra) for s in range(stages)])
-    for layer in range(sum(cut[:stage]), sum(cut[: stage + 1])):
+    first, width = sum(cut[:stage]), manifest["replicas"].get("ngram_width", d // 8)
+    for n in range(1, manifest["replicas"].get("ngrams", 0) + 1 if stage else 1):
+        shapes[f"model.ngrams.{first}.{n}"] = (vocabulary if n == 1 else 4 * vocabulary, width)
+    for layer in range(first, sum(cut[: stage + 1])):
         for name, shape in (
             ("input_layernorm", (d,)),
             ("self_attn.q_proj", (queries, d)),

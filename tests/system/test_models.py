@@ -207,7 +207,7 @@ def test_collecting_changes_nothing_in_a_folder(run: Ended):
 def test_transformers_loads_it_and_computes_what_our_model_does(run: Ended):
     theirs, tokenizer = AutoModelForCausalLM.from_pretrained(run.model), AutoTokenizer.from_pretrained(run.model)
     checkpoint = open_checkpoint(run.model)
-    ours = LanguageModel(checkpoint.model)
+    ours = LanguageModel(checkpoint.model, checkpoint.ngrams)
     ours.load(lambda name: torch.from_numpy(checkpoint.read(name)))
     tokens = tokenizer(TEXT[:400], return_tensors="pt")["input_ids"][:, :128]
     with torch.no_grad():

@@ -35,13 +35,13 @@ patience = 100.0
 is slow is waited for: what is compared is the mathematics, on a machine however busy."""
 
 VARIANTS = {
-    "integers between stages, medians, a stage with most layers": (
-        'layers = [1, 3]\ncompression = 2\nwire = "int4"\ngradient_wire = "int8"',
+    "integers between stages, medians, a stage with most layers, n-gram tables": (
+        'layers = [1, 3]\ncompression = 2\nwire = "int4"\ngradient_wire = "int8"\nngrams = 2\nngram_width = 12',
         "",
         'clip = "median"\naggregate = "senders"',
     ),
     "overlap of steps and of rounds, Muon, an observer evaluates": (
-        "datacenters = 0",
+        "datacenters = 0\nngrams = 3",
         'optimizer = "muon"\noverlap = 2',
         'overlap = true\nvalues = "2bit"',
     ),

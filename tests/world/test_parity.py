@@ -39,8 +39,8 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "inner": {"optimizer": "muon", "subspace_steps": True},
     },
     "inner steps that overlap": {"replicas": {"compression": 4}, "inner": {"overlap": 2}},
-    "inner steps and rounds that overlap, Muon": {
-        "replicas": {"compression": 2, "wire": "int4", "anchor": "embedding"},
+    "inner steps and rounds that overlap, Muon, n-gram tables": {
+        "replicas": {"compression": 2, "wire": "int4", "anchor": "embedding", "ngrams": 3, "ngram_width": 5},
         "inner": {"overlap": 1, "optimizer": "muon"},
         "outer": {"overlap": True},
     },

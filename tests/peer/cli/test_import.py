@@ -16,7 +16,8 @@ from peer.cli.__main__ import app
 from protocol import manifest as manifests
 from protocol.errors import ManifestError, UserError
 from protocol.layout import model_layout
-from protocol.run.hugging_face import config, open_checkpoint
+from protocol.run.hugging_face import open_checkpoint
+from protocol.run.model_config import config_of
 from protocol.run.run_files import genesis_file
 from tests.protocol.run.test_hugging_face import PLAIN, SIZES, tensors
 from tests.reference.checkpoints import by_hand, by_transformers
@@ -111,7 +112,7 @@ def test_another_end_of_text_than_the_trained_tokenizers_needs_a_checkpoint(tmp_
 
 
 def test_a_folder_name_of_any_kind_makes_a_name_for_the_run(tmp_path: Path) -> None:
-    checkpoint = by_hand(tmp_path / 'Meine "Modelle" ]\u202e', config(SIZES), tensors())
+    checkpoint = by_hand(tmp_path / 'Meine "Modelle" ]\u202e', config_of(SIZES), tensors())
     hetpeer("import", str(checkpoint), "--out", str(tmp_path / "run.toml"))
     assert manifests.load_manifest(tmp_path / "run.toml").run.name == "Meine-Modelle-"
 
@@ -119,14 +120,14 @@ def test_a_folder_name_of_any_kind_makes_a_name_for_the_run(tmp_path: Path) -> N
 def test_boundaries_stay_where_the_groups_had_them_that_trained_it(tmp_path: Path) -> None:
     toml, wrong = tmp_path / "run.toml", tmp_path / "wrong.toml"
     for cut in ((SIZES.layers - 1, 1), (1,) * SIZES.layers):
-        checkpoint = by_hand(tmp_path / f"{len(cut)}-{cut[0]}", config(SIZES, cut), tensors())
+        checkpoint = by_hand(tmp_path / f"{len(cut)}-{cut[0]}", config_of(SIZES, cut), tensors())
         hetpeer("import", str(checkpoint), "--out", str(toml), "--force")
         assert manifests.load_manifest(toml).replicas.layers == cut
-    elsewhere = by_hand(tmp_path / "elsewhere", config(SIZES), tensors())
+    elsewhere = by_hand(tmp_path / "elsewhere", config_of(SIZES), tensors())
     hetpeer("import", str(elsewhere), "--out", str(toml), "--force")
     assert manifests.load_manifest(toml).replicas.stages == 2
     for cut in ((SIZES.layers, 1), (0, SIZES.layers), ("[run]",), {"a": 1}, (1,) * 129):
-        fields = config(SIZES) | {"hetpeer_layers_of_stages": cut}
+        fields = config_of(SIZES) | {"hetpeer_layers_of_stages": cut}
         checkpoint = by_hand(tmp_path / f"wrong-{len(cut)}-{next(iter(cut))}", fields, tensors())
         assert "layers" in hetpeer("import", str(checkpoint), "--out", str(wrong), code=3)
         assert not wrong.exists()

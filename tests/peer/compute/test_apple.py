@@ -61,7 +61,7 @@ def test_an_outer_state_is_evaluated_and_a_model_writes_text():
     held_out_SM, basis = batches(run, 1)[0], orthonormal(run.model.d)
     with AppleOnly(), sdpa_kernel(SDPBackend.MATH):
         Evaluator(run, basis, held_out_SM, CPU).evaluate(genesis(run))
-        model = LanguageModel(run.model)
+        model = LanguageModel(run.model, run.ngrams)
         model.load(lambda name: torch.ones_like(dict(model.named_parameters())[name]))
         list(generate(model, [1, 2, 3], 2, Sampling(), seed=1))
 

@@ -37,7 +37,7 @@ SIZES = {"layers": 3, "d": 32, "heads": 2, "kv_heads": 1, "ffn": 48, "context": 
 def manifest(sequences: int, microbatch: int, optimizer: str = "adamw") -> Manifest:
     inner = {"sequences": sequences, "microbatch": microbatch, "learning_rate": 1e-2, "warmup": 5, "clip": 0.5}
     inner |= {"optimizer": optimizer}
-    replicas = {"stages": 2, "compression": 4, "wire": "fp32"}
+    replicas = {"stages": 2, "compression": 4, "wire": "fp32", "ngrams": 2, "ngram_width": 7}
     return check_manifest({"model": SIZES, "replicas": replicas, "inner": inner, "outer": {"rounds": 2}})
 
 

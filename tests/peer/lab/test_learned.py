@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from peer.lab.learned import ORDERS, ROWS, TAPS, Anchor, LearnedProjection, LearnedReconstruction, rows_of
+from peer.lab.learned import ORDERS, TAPS, Anchor, LearnedProjection, LearnedReconstruction
 from peer.lab.methods import Averaged
 from peer.lab.replicas import Workshop
 from peer.lab.switches import Switches, switches
@@ -28,24 +28,6 @@ def manifest(**replicas):
     )
 
 
-def by_hand(tokens: list[int], order: int, rows: int) -> list[int]:
-    chosen = []
-    for at, token in enumerate(tokens):
-        number = token
-        for back in range(1, order):
-            number = number * 1_000_003 + (tokens[at - back] + 1 if at >= back else 0)
-        chosen.append(number % rows)
-    return chosen
-
-
-@pytest.mark.parametrize("order", [1, 2, 3])
-def test_a_row_is_chosen_by_the_last_tokens_alone(order: int):
-    sequences = [[5, 7, 5, 7, 9], [1, 7, 5, 7, 9], [0, 0, 0, 1, 7]]
-    found = rows_of(torch.tensor(sequences, dtype=torch.int32), order, 1024)
-    assert found.tolist() == [by_hand(each, order, 1024) for each in sequences]
-    assert (found[0, -1] == found[1, -1]).item(), "what is further back plays no part"
-
-
 def test_the_convolution_looks_back_and_never_ahead():
     torch.manual_seed(1)
     anchor = Anchor("convolution", 32, orthonormal(16)[:, 4:])
@@ -66,7 +48,7 @@ def test_the_convolution_looks_back_and_never_ahead():
 def test_an_anchor_has_its_tables(kind: str):
     anchor = Anchor(kind, 32, orthonormal(16)[:, 4:10])
     shapes = {int(order): tuple(table.shape) for order, table in anchor.tables.items()}
-    assert shapes == {order: (32 if order == 1 else 32 * ROWS, 6) for order in ORDERS[kind]}
+    assert shapes == {order: (32 if order == 1 else 32 * 4, 6) for order in ORDERS[kind]}
 
 
 @pytest.mark.parametrize("anchors", ["tokens", "convolution", "trigrams"])
@@ -134,23 +116,6 @@ def test_a_learned_anchor_lies_where_the_boundary_lets_nothing_pass():
     assert (added_BLD @ orthonormal(16)[:, :4]).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("leave", [False, True])
-def test_an_anchor_that_leaves_is_in_nothing_that_its_stage_sends(leave: bool):
-    """By layers that add nothing: what enters a stage in the middle leaves it with its anchor, or without."""
-    run = manifest(stages=3, groups=0, datacenters=1)
-    middle = (
-        small_lab(run, Switches(anchors="bigrams", anchors_leave=leave)).bench.workshop.wholes["datacenter"].stages[1]
-    )
-    with torch.no_grad():
-        for name, parameter in middle.stage.named_parameters():
-            parameter.normal_() if name.startswith("anchor") else parameter.zero_()
-    x_BLD, tokens_BL = torch.randn(2, 7, 16), torch.randint(200, (2, 7))
-    anchor_BLD = middle.stage.anchor(tokens_BL)
-    assert anchor_BLD.norm() > 1
-    expected_BLD = x_BLD if leave else x_BLD + anchor_BLD
-    assert torch.allclose(middle.stage(x_BLD, tokens_BL), expected_BLD, atol=1e-5)
-
-
 @pytest.mark.parametrize("groups", [0, 1, 3])
 def test_a_run_begins_as_without_and_then_learns_them(groups: int):
     run = manifest(groups=groups, datacenters=3 - groups)
@@ -208,8 +173,7 @@ def test_inner_loops_begin_between_the_last_state_and_the_average():
     ("table", "said"),
     [
         ({"anchors": "tokens", "anchor_width": 13}, "does not fit beside k"),
-        ({"anchor_width": 3}, "anchor_width and anchors_leave are of learned anchors"),
-        ({"anchors_leave": True}, "anchor_width and anchors_leave are of learned anchors"),
+        ({"anchor_width": 3}, "anchor_width is of learned anchors"),
         ({"begin_at_average": 0.5}, "begin_at_average is of an average"),
         ({"method": "adamw", "anchors": "tokens"}, "learns nothing"),
         ({"codec": "learned", "paths": "loose", "clip": "stage"}, "learns nothing"),
@@ -218,6 +182,11 @@ def test_inner_loops_begin_between_the_last_state_and_the_average():
 def test_what_does_not_go_together_is_an_error(table: dict, said: str):
     with pytest.raises(ManifestError, match=said):
         switches(table, manifest(), "test")
+
+
+def test_tables_that_stay_and_tables_that_leave_are_two_experiments():
+    with pytest.raises(ManifestError, match=r"replicas\.ngrams has tables of its own"):
+        switches({"anchors": "tokens"}, manifest(ngrams=1), "test")
 
 
 def test_uncompressed_replicas_learn_them_too():

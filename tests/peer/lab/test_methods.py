@@ -288,7 +288,7 @@ def by_autograd(run: Manifest, start: Grids, rows: Tensor, u: Tensor | None) -> 
     for index, stage in enumerate(one.stages):
         if index and u is not None:
             x = through(x, tokens, u, one.anchor)
-        x = stage(x)
+        x = stage(x, tokens)
     logits = nn.functional.linear(x, one.stages[-1].lm_head.weight)
     backward(nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten()))
     found: Grids = {stage_part(s): {n: p.grad for n, p in one.stages[s].tensors().items()} for s in range(len(stages))}  # type: ignore[misc]

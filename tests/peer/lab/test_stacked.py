@@ -44,14 +44,14 @@ SWITCHES = [
     {"late": 1},
     {"late": 1, "lookahead": True, "clip": "stage"},
     {"payload": "4bit"},
-    {"anchors": "trigrams", "codec": "learned"},
+    {"anchors": "bigrams", "codec": "learned"},
     {"anchors": "convolution", "anchor_width": 3},
 ]
 
 
 @pytest.mark.parametrize(
     ("switches", "replicas"),
-    [*((each, {}) for each in SWITCHES), ({"payload": "4bit"}, {"anchor": "embedding"})],
+    [*((each, {}) for each in SWITCHES), ({"payload": "4bit"}, {"anchor": "embedding"}), ({}, {"ngrams": 3})],
     ids=str,
 )
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])

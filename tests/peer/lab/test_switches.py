@@ -125,7 +125,6 @@ HEARD = [
     {"average": 0.5, "begin_at_average": 0.5},
     {"anchors": "convolution"},
     {"anchors": "bigrams", "anchor_width": 3},
-    {"anchors": "tokens", "anchors_leave": True},
     {"codec": "learned"},
     {"values": "exact"},
     {"values": "sign"},

@@ -16,7 +16,7 @@ from peer.model.stage import Stage
 from protocol.identity import stage_part
 from protocol.layout import EMBEDDING_TENSOR, part_layout
 from protocol.manifest import Manifest, check_manifest
-from protocol.run.hugging_face import config
+from protocol.run.model_config import config_of
 from tests.reference import llama as reference
 from tests.reference.llama import random_tokens, random_weights, small_manifests
 
@@ -25,12 +25,13 @@ GREEDY = Sampling()
 GROUPED = {"layers": 3, "d": 64, "heads": 4, "kv_heads": 2, "ffn": 96, "context": 48, "vocabulary": 300}
 
 
-def manifest(**sizes: object) -> Manifest:
-    return check_manifest({"model": GROUPED | sizes, "replicas": {"stages": 3, "compression": 1}})
+def manifest(ngrams: int = 0, **sizes: object) -> Manifest:
+    replicas = {"stages": 3, "compression": 1, "ngrams": ngrams}
+    return check_manifest({"model": GROUPED | sizes, "replicas": replicas})
 
 
 def language_model(of: Manifest, weights: dict[str, Tensor]) -> LanguageModel:
-    model = LanguageModel(of.model).to(next(iter(weights.values())).dtype)
+    model = LanguageModel(of.model, of.ngrams).to(next(iter(weights.values())).dtype)
     model.load(weights.__getitem__)
     return model
 
@@ -43,15 +44,17 @@ def test_logits_are_those_of_the_plain_model(of: Manifest, seed: int) -> None:
     torch.testing.assert_close(ours, plain, rtol=1e-9, atol=1e-9)
 
 
-def test_logits_are_those_of_its_stages_to_the_bit() -> None:
-    of = manifest()
+@pytest.mark.parametrize("ngrams", [0, 3])
+def test_logits_are_those_of_its_stages_to_the_bit(ngrams: int) -> None:
+    of = manifest(ngrams)
     weights, tokens = random_weights(of, 1, torch.float32), random_tokens(of, 2, 20)
     x = weights[EMBEDDING_TENSOR][tokens]
     for index in range(3):
         stage = Stage(of, index)
         stage.load({name: weights[name] for name in part_layout(of, stage_part(index))})
         with torch.no_grad():
-            x = stage(x) if index < 2 else F.linear(stage(x), stage.lm_head.weight)
+            x = stage(x, tokens)
+            x = x if index < 2 else F.linear(x, stage.lm_head.weight)
     assert torch.equal(x, language_model(of, weights)(tokens))
 
 
@@ -59,7 +62,7 @@ def test_logits_are_those_of_its_stages_to_the_bit() -> None:
 def test_logits_are_those_of_transformers(sizes: dict[str, object]) -> None:
     of = manifest(**sizes)
     weights, tokens = random_weights(of, 2, torch.float32), random_tokens(of, 3, of.model.context)
-    theirs = LlamaForCausalLM(LlamaConfig(**config(of.model))).eval()
+    theirs = LlamaForCausalLM(LlamaConfig(**config_of(of.model))).eval()
     theirs.load_state_dict(weights)
     with torch.no_grad():
         expected = theirs(tokens).logits
@@ -114,7 +117,7 @@ def test_greedy_text_is_the_argmax_of_the_whole_forward_pass_each_time() -> None
 
 def test_greedy_text_is_that_of_transformers() -> None:
     of = manifest(end_of_text=298)
-    theirs = LlamaForCausalLM(LlamaConfig(**config(of.model))).eval()
+    theirs = LlamaForCausalLM(LlamaConfig(**config_of(of.model))).eval()
     theirs.load_state_dict(random_weights(of, 3, torch.float32))
     expected = theirs.generate(torch.tensor([PROMPT]), max_new_tokens=30, do_sample=False, pad_token_id=0)
     assert written(writer(end_of_text=298), 30) == expected[0, len(PROMPT) :].tolist()

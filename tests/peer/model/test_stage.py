@@ -34,10 +34,10 @@ def loaded(manifest: Manifest, weights: dict[str, Tensor]) -> list[Stage]:
     return stages
 
 
-def chain(stages: list[Stage], x: Tensor) -> Tensor:
+def chain(stages: list[Stage], x: Tensor, tokens: Tensor) -> Tensor:
     """The logits [B, L, V]."""
     for stage in stages:
-        x = stage(x)
+        x = stage(x, tokens)
     return x @ stages[-1].lm_head.weight.T
 
 
@@ -58,7 +58,7 @@ def test_the_chain_of_stages_is_the_plain_model_in_logits_and_gradients(
     stages = loaded(manifest, weights)
     embedding = DenseEmbedding(manifest.model.vocabulary, manifest.model.d).double()
     embedding.load(weights[EMBEDDING_TENSOR])
-    logits = chain(stages, embedding(tokens))
+    logits = chain(stages, embedding(tokens), tokens)
     backward(logits, slope)
 
     close = functools.partial(torch.testing.assert_close, rtol=1e-8, atol=1e-8)
@@ -79,14 +79,14 @@ def test_hugging_face_weights_give_hugging_face_logits() -> None:
             weights[name] = 1 + 0.1 * wave if len(shape) == 1 else 0.5 * wave
     tokens = torch.tensor([[1, 299, 7, 256, 7, 30, 258, 2]])
     with torch.no_grad():
-        logits = chain(loaded(manifest, weights), weights[EMBEDDING_TENSOR][tokens])
+        logits = chain(loaded(manifest, weights), weights[EMBEDDING_TENSOR][tokens], tokens)
     expected = [0.27646235, 0.57231997, -0.80377346, 0.16824247, 0.64876205, -0.76598404]
     torch.testing.assert_close(logits[0, -1, :6], torch.tensor(expected).double(), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_stage_of_every_preset_has_the_tensors_of_the_layout_in_its_order(preset: str) -> None:
-    manifest = check_manifest({"model": {"preset": preset}, "replicas": {"stages": 4}})
+    manifest = check_manifest({"model": {"preset": preset}, "replicas": {"stages": 4, "ngrams": 2}})
     for stage in range(4):
         with torch.device("meta"):
             tensors = Stage(manifest, stage).tensors()
@@ -159,10 +159,11 @@ def test_attention_that_repeats_key_value_heads_is_attention_that_shares_them(mo
     manifest = small()
     weights = random_weights(manifest)
     with torch.no_grad():
-        x = weights[EMBEDDING_TENSOR][random_tokens(manifest, 2, 8)]
-        expected = chain(loaded(manifest, weights), x)
+        tokens = random_tokens(manifest, 2, 8)
+        x = weights[EMBEDDING_TENSOR][tokens]
+        expected = chain(loaded(manifest, weights), x, tokens)
         monkeypatch.setattr(llama, "has_shared_heads", lambda q: False)
-        torch.testing.assert_close(chain(loaded(manifest, weights), x), expected, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(chain(loaded(manifest, weights), x, tokens), expected, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("length", [4, 7, 8])
@@ -177,10 +178,10 @@ def test_attention_in_blocks_is_attention(monkeypatch: pytest.MonkeyPatch, lengt
             stages, x = loaded(manifest, weights), weights[EMBEDDING_TENSOR][tokens].requires_grad_()
             for stage in stages:
                 stage.recompute = recompute
-            logits = chain(stages, x)
+            logits = chain(stages, x, tokens)
             backward(logits, logits.detach().cos())
             with torch.no_grad():
-                torch.testing.assert_close(chain(stages, x), logits, rtol=1e-10, atol=1e-10)
+                torch.testing.assert_close(chain(stages, x, tokens), logits, rtol=1e-10, atol=1e-10)
             found.append([logits, *(each.grad for each in (x, *stages[0].parameters()) if each.grad is not None)])
     for other in found[1:]:
         torch.testing.assert_close(other, found[0], rtol=1e-10, atol=1e-10)

@@ -48,7 +48,7 @@ def manual(
         if s > 0:
             payload = boundary.encode(left[-1], tokens)
             entered.append(boundary.decode(payload, tokens).requires_grad_())
-        left.append(stage(entered[-1]))
+        left.append(stage(entered[-1], tokens))
     result = stages[-1].lm_head(left[-1], targets)
     backward(result)
     for s in reversed(range(1, len(stages))):
@@ -78,9 +78,9 @@ def test_chaining_by_hand_gives_the_gradients_of_the_equation(manifest: Manifest
     ours = manual(embedding, stages, SubspaceBoundary(u, embedding.anchor_Vd, floats(torch.float32)), tokens, targets)
 
     whole_embedding, whole = fresh()
-    x = whole[0](whole_embedding(tokens))
+    x = whole[0](whole_embedding(tokens), tokens)
     for stage in whole[1:]:
-        x = stage(reference.through(x, tokens, u, reference.embedding(te, u)[1]))
+        x = stage(reference.through(x, tokens, u, reference.embedding(te, u)[1]), tokens)
     theirs = F.cross_entropy((x @ whole[-1].lm_head.weight.T).flatten(0, 1), targets.flatten())
     backward(theirs)
 

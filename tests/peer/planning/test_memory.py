@@ -91,9 +91,9 @@ def test_a_layer_keeps_as_many_values_of_a_token_as_autograd_does(heads: int, kv
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("stage", [0, 1])
-def test_a_microbatch_in_flight_keeps_what_the_model_says(stage: int, recompute: bool):
-    manifest = run()
+@pytest.mark.parametrize(("stage", "ngrams"), [(0, 0), (1, 0), (1, 3)])
+def test_a_microbatch_in_flight_keeps_what_the_model_says(stage: int, ngrams: int, recompute: bool):
+    manifest = run(ngrams=ngrams)
     stage_trainer = trainer(manifest, stage, recompute)
     tables = rotary_tables(24, 8, manifest.model.rope_theta, CPU)
     kept = Kept(*stage_trainer.stage.parameters(), *tables)
@@ -101,15 +101,18 @@ def test_a_microbatch_in_flight_keeps_what_the_model_says(stage: int, recompute:
     with kept.hooks:
         stage_trainer.forward(0, torch.zeros(2, 25, dtype=torch.int64), payload)
     left = stage_trainer.in_flight[0].left.numel()
-    looked_up = 2 * 24 * (2 + manifest.k) if stage == 0 else 0  # token ids and rows of Z
+    looked_up = 2 * 24 * (2 + manifest.k) if stage == 0 else 2 * 24 * 2 * ngrams  # token ids and rows of Z; which rows
     said = microbatch_bytes(manifest, stage, recompute)
     assert said <= 4 * (kept.total + left) <= said + 4 * looked_up + 64
 
 
-@pytest.mark.parametrize(("compression", "anchor"), [(1, "complement"), (4, "complement"), (4, "embedding")])
+@pytest.mark.parametrize(
+    ("compression", "anchor", "ngrams"),
+    [(1, "complement", 0), (4, "complement", 0), (4, "embedding", 0), (4, "complement", 3)],
+)
 @pytest.mark.parametrize("stage", [0, 1, 2])
-def test_what_a_volunteer_trains_and_what_its_outer_state_takes(stage: int, compression: int, anchor: str):
-    manifest, duty = run(compression, anchor=anchor), Duty("volunteer", stage)
+def test_what_a_volunteer_trains_and_what_its_outer_state_takes(stage: int, compression: int, anchor: str, ngrams: int):
+    manifest, duty = run(compression, anchor=anchor, ngrams=ngrams), Duty("volunteer", stage)
     assert trained_values(manifest, duty) == sum(each.numel() for each in trainer(manifest, stage).parameters)
     authored, followed = parts_of(manifest, duty)
     for parts, author, each in ((authored, True, AUTHORED_BYTES), (followed, False, FOLLOWED_BYTES)):

@@ -16,6 +16,7 @@ from peer.planning.model import (
     best_compression,
     best_overlap,
     round_of,
+    shares_of,
     step_of,
     work_of,
 )
@@ -202,3 +203,15 @@ def test_headers_make_a_link_as_much_slower_as_they_take_of_it():
     assert step_of(work, link) == step_of(work, slower)
     assert round_of(work, link).up_bytes == pytest.approx(round_of(work, slower).up_bytes / 0.9)
     assert 0.06 < HEADERS < 0.07
+
+
+def test_n_gram_tables_cost_bytes_of_contributions_and_no_operations():
+    plain, tables = (
+        check_manifest({"model": {"preset": "nano"}, "replicas": {"stages": 4, "ngrams": ngrams}}) for ngrams in (0, 3)
+    )
+    assert shares_of(tables) == shares_of(plain)
+    for stage in range(4):
+        without, found = work_of(plain, stage=stage), work_of(tables, stage=stage)
+        assert found.operations == without.operations
+        assert found.carried == without.carried
+        assert (found.contribution > without.contribution) == (stage > 0)

@@ -1,6 +1,7 @@
 """A checkpoint is taken for what it is, or refused with the reason."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ from transformers import LlamaConfig
 
 from protocol.errors import UserError
 from protocol.layout import EMBEDDING_TENSOR, HEAD_TENSOR, whole_layout
-from protocol.model_sizes import Model
-from protocol.run.hugging_face import config, open_checkpoint
+from protocol.manifest import Manifest, check_manifest
+from protocol.model_sizes import Model, NgramTables
+from protocol.run.hugging_face import open_checkpoint
+from protocol.run.model_config import config_of
 from protocol.tensor_formats import UNITS_PER_ONE
 from tests.reference.checkpoints import CONFIG, by_hand, by_transformers, llama
 
@@ -22,6 +25,7 @@ SIZES = Model(
     layers=3, d=16, heads=2, kv_heads=1, ffn=24, context=64, vocabulary=300, rope_theta=5000.0, norm_epsilon=1e-6
 )
 PLAIN = {"model_type": "llama", **CONFIG}
+TABLES = {"most": 2, "width": 5, "layers": [1, 2]}
 
 
 def tensors(**changes: Tensor) -> dict[str, Tensor]:
@@ -34,7 +38,7 @@ def test_what_transformers_saved_is_read_to_the_bit(tmp_path: Path, shards: str)
     assert (checkpoint.model, checkpoint.tied) == (SIZES, False)
     assert len(list(tmp_path.glob("*.safetensors"))) == (1 if shards == "1GB" else 7)
     expected = llama().state_dict()
-    assert expected.keys() == whole_layout(SIZES).keys()
+    assert expected.keys() == whole_layout(SIZES, NgramTables()).keys()
     for name, tensor in expected.items():
         np.testing.assert_array_equal(checkpoint.read(name), tensor.numpy())
         np.testing.assert_array_equal(checkpoint.units(name), np.rint(tensor.double().numpy() * UNITS_PER_ONE))
@@ -54,10 +58,23 @@ def test_the_head_of_tied_embeddings_is_a_copy(tmp_path: Path) -> None:
 
 
 def test_our_config_says_what_transformers_and_we_read(tmp_path: Path) -> None:
-    theirs = LlamaConfig(**config(SIZES))
+    theirs = LlamaConfig(**config_of(SIZES))
     assert (theirs.hidden_size, theirs.num_key_value_heads, theirs.max_position_embeddings) == (16, 1, 64)
     assert theirs.rope_parameters["rope_theta"] == 5000.0
-    assert open_checkpoint(by_hand(tmp_path, config(SIZES), tensors())).model == SIZES
+    assert open_checkpoint(by_hand(tmp_path, config_of(SIZES), tensors())).model == SIZES
+
+
+def test_n_gram_tables_come_back_with_the_cut_that_they_stand_for(tmp_path: Path) -> None:
+    ngrams = NgramTables(most=2, width=5, layers=(1, 2))
+    rows = {f"model.ngrams.{layer}.{n}": torch.rand(300 * (1, 4)[n - 1], 5) for layer in (1, 2) for n in (1, 2)}
+    checkpoint = open_checkpoint(by_hand(tmp_path, config_of(SIZES, ngrams=ngrams), tensors(**rows)))
+    assert (checkpoint.model, checkpoint.ngrams, checkpoint.cut) == (SIZES, ngrams, (1, 1, 1))
+    np.testing.assert_array_equal(checkpoint.read("model.ngrams.2.2"), rows["model.ngrams.2.2"].numpy())
+    del rows["model.ngrams.2.2"]
+    with pytest.raises(UserError, match=r"lacks 1 of the tensors .*, model\.ngrams\.2\.2 first"):
+        open_checkpoint(by_hand(tmp_path, config_of(SIZES, ngrams=ngrams), tensors(**rows)))
+    with pytest.raises(UserError, match=r"has 'model\.ngrams\.1\.1', which"):
+        open_checkpoint(by_hand(tmp_path, config_of(SIZES), tensors(**rows)))
 
 
 @pytest.mark.parametrize(
@@ -70,6 +87,15 @@ def test_our_config_says_what_transformers_and_we_read(tmp_path: Path) -> None:
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling is"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_parameters are"),
         ({"rope_parameters": {"rope_type": [[]]}}, "rope_parameters are"),
+        ({"model_type": "hetpeer_llama"}, "hetpeer_ngrams"),
+        ({"hetpeer_ngrams": 3}, "hetpeer_ngrams"),
+        ({"hetpeer_ngrams": TABLES | {"most": 4}}, "hetpeer_ngrams.most"),
+        ({"hetpeer_ngrams": TABLES | {"most": 0}}, "hetpeer_ngrams is"),
+        ({"hetpeer_ngrams": TABLES | {"width": 17}}, "hetpeer_ngrams is"),
+        ({"hetpeer_ngrams": TABLES | {"layers": []}}, "hetpeer_ngrams is"),
+        ({"hetpeer_ngrams": TABLES | {"layers": [2, 1]}}, "hetpeer_ngrams is"),
+        ({"hetpeer_ngrams": TABLES | {"layers": [1, 3]}}, "hetpeer_ngrams is"),
+        ({"hetpeer_ngrams": TABLES | {"layers": [0, 1]}}, "hetpeer_ngrams.layers.0"),
         ({"head_dim": 32}, "head_dim is 32"),
         ({"num_hidden_layers": 0}, "layers"),
         ({"num_hidden_layers": "many"}, "layers"),
@@ -193,6 +219,22 @@ def test_a_run_of_other_sizes_is_refused_but_its_context_may_be_shorter(
     tmp_path: Path, field: str, value: object
 ) -> None:
     checkpoint = open_checkpoint(by_hand(tmp_path, PLAIN, tensors()))
-    checkpoint.require(SIZES.model_copy(update={"context": 8}))
+    checkpoint.require(run_of(context=8))
     with pytest.raises(UserError, match=rf"model\.{field} is"):
-        checkpoint.require(SIZES.model_copy(update={field: value}))
+        checkpoint.require(run_of(**{field: value}))
+
+
+def run_of(ngrams: int = 0, width: int = 0, layers: Sequence[int] = (1, 2), **sizes: object) -> Manifest:
+    replicas = {"layers": layers, "ngrams": ngrams, "ngram_width": width}
+    return check_manifest({"model": SIZES.model_dump() | sizes, "replicas": replicas})
+
+
+def test_a_run_may_give_tables_to_a_llama_and_has_those_of_a_checkpoint_or_does_not_begin(tmp_path: Path) -> None:
+    open_checkpoint(by_hand(tmp_path / "plain", PLAIN, tensors())).require(run_of(ngrams=3))
+    rows = {"model.ngrams.1.1": torch.rand(300, 5), "model.ngrams.1.2": torch.rand(1200, 5)}
+    tables = NgramTables(most=2, width=5, layers=(1,))
+    checkpoint = open_checkpoint(by_hand(tmp_path / "tables", config_of(SIZES, ngrams=tables), tensors(**rows)))
+    checkpoint.require(run_of(2, 5))
+    for other in (run_of(), run_of(3, 5), run_of(2, 4), run_of(2, 5, (2, 1)), run_of(2, 5, (1, 1, 1))):
+        with pytest.raises(UserError, match="has n-gram tables for the last 2 tokens, 5 wide, before the layers 1"):
+            checkpoint.require(other)
