@@ -34,8 +34,8 @@ FLAGS = {
     "why": "json",
     "status": "json watch",
     "testnet": (
-        "audit balance chaos compression data datacenters dir groups inner-steps layers memory most-steps no-compare "
-        "optimizer overlap preset report rounds stages step-overlap"
+        "audit balance chaos compression data datacenters dir groups inner-steps layers memory most-steps ngrams "
+        "no-compare optimizer overlap preset report rounds stages step-overlap"
     ),
     "lab run": "data device dir json report threads weights",
     "lab sweep": "data device jobs json list out save-minutes scale threads",

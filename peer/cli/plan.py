@@ -292,10 +292,13 @@ def _drawn(manifest: "Manifest", found: list[Participant]) -> "RenderableType":
     model, replicas, inner, outer = manifest.model, manifest.replicas, manifest.inner, manifest.outer
     a_round = manifest.tokens_per_step * inner.steps * replicas.total
     embeddings = elements(model_layout(manifest)[EMBEDDING])
+    tables = manifest.ngrams.values(model.vocabulary) * len(manifest.ngrams.layers)
+    looked_up = f" and {millions(tables)} n-gram tables" if tables else ""
     k = "k by each group's links" if replicas.compression == "auto" else f"k = {manifest.k}"
     lines = (
         f"{manifest.run.name}: {millions(parameter_count(manifest))} parameters, {millions(embeddings)} of them "
-        f"token embeddings; a tokenizer of up to {model.vocabulary:,} ids, sequences of {model.context:,} tokens",
+        f"token embeddings{looked_up}; a tokenizer of up to {model.vocabulary:,} ids, sequences of {model.context:,} "
+        "tokens",
         f"replicas: {replicas.groups} of {replicas.stages} volunteers each, d = {model.d}, {k}; and "
         f"{replicas.datacenters} in datacenters",
         f"H = {inner.steps} inner steps of {manifest.tokens_per_step:,} tokens a replica, "

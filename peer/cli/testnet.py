@@ -48,6 +48,12 @@ def testnet(
             help="Between stages, in bf16; 1: whole activations; auto: what links carry. Default: half, in 4 bits.",
         ),
     ] = None,
+    ngrams: Annotated[
+        int,
+        typer.Option(
+            metavar="N", min=0, help="Stages look up the last 1 to N tokens, at most 3, in tables: `replicas.ngrams`."
+        ),
+    ] = 0,
     rounds: Annotated[int, typer.Option(min=1, help="Outer rounds.")] = 6,
     inner_steps: Annotated[int, typer.Option(min=1, help="Inner steps in a round (H).")] = 20,
     optimizer: Annotated[
@@ -108,6 +114,7 @@ def testnet(
         stages=stages or len(counts) or 2,
         datacenters=datacenters,
         compression=int(compression) if compression and compression.isdecimal() else compression,
+        ngrams=ngrams,
         rounds=rounds,
         inner_steps=inner_steps,
         data=data,

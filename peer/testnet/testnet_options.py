@@ -40,6 +40,7 @@ class TestnetOptions:
     balance: str | None = None
     memory: MemoryName = "auto"
     optimizer: str = "adamw"
+    ngrams: int = 0
 
     __test__ = False
 
@@ -49,6 +50,7 @@ class TestnetOptions:
         replicas |= {"compression": self.compression} if self.compression is not None else {}
         replicas |= {"layers": self.layers} if self.layers else {}
         replicas |= {"balance": self.balance} if self.balance else {}
+        replicas |= {"ngrams": self.ngrams} if self.ngrams else {}
         total = self.rounds * self.inner_steps
         context = PRESETS[self.preset]["context"] if self.preset in PRESETS else 1  # checked with the rest
         return {
