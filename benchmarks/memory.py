@@ -37,6 +37,7 @@ class Case:
     stage: int = 0
     memory: str = "keep"
     microbatch: int = 1
+    ngrams: int = 0
 
     @property
     def manifest(self) -> Manifest:
@@ -44,7 +45,13 @@ class Case:
         return check_manifest(
             {
                 "model": {"preset": self.preset},
-                "replicas": {"groups": 2, "datacenters": 1, "stages": STAGES, "compression": 8},
+                "replicas": {
+                    "groups": 2,
+                    "datacenters": 1,
+                    "stages": STAGES,
+                    "compression": 8,
+                    "ngrams": self.ngrams,
+                },
                 "inner": {"microbatch": self.microbatch, "sequences": STAGES * self.microbatch},
             }
         )
@@ -67,6 +74,7 @@ class Row:
     stage: int | None
     memory: str
     microbatch: int
+    ngrams: int
     device_bytes: int
     host_bytes: int
     measured_bytes: int
@@ -83,6 +91,7 @@ CASES = {
     ],
     "tiny": [
         *(Case("tiny", "volunteer", stage, memory, 4) for stage in range(STAGES) for memory in ("keep", "recompute")),
+        *(Case("tiny", "volunteer", stage, "keep", 4, ngrams=3) for stage in (1, 3)),
         Case("tiny", "datacenter", microbatch=4),
         Case("tiny", "datacenter", memory="recompute", microbatch=4),
         Case("tiny", "observer", microbatch=4),
@@ -116,6 +125,7 @@ def measured(case: Case) -> Row:
         stage=case.stage if case.role == "volunteer" else None,
         memory=case.memory,
         microbatch=case.microbatch,
+        ngrams=case.ngrams,
         device_bytes=counted["device"],
         host_bytes=counted["host"],
         measured_bytes=counted["peak"],
@@ -128,12 +138,13 @@ def measured(case: Case) -> Row:
 
 def table(rows: list[Row]) -> str:
     """The rows for a person."""
-    lines = ["role           preset  memory     device    host   peak  estimate          bytes a trained parameter"]
+    lines = ["role              preset  memory     device    host   peak  estimate          bytes a trained parameter"]
     for row in rows:
         role = row.role if row.stage is None else f"stage {row.stage}"
+        role += f", ngrams {row.ngrams}" if row.ngrams else ""
         each = f"{row.device_bytes_a_parameter:5.1f} device, {row.host_bytes_a_parameter:.1f} host"
         lines.append(
-            f"{role:14} {row.preset:7} {row.memory:9} {row.device_bytes / MB:7.0f} {row.host_bytes / MB:7.0f} "
+            f"{role:17} {row.preset:7} {row.memory:9} {row.device_bytes / MB:7.0f} {row.host_bytes / MB:7.0f} "
             f"{row.measured_bytes / MB:6.0f} {row.estimate_bytes / MB:9.0f} {row.above:+7.1%}"
             + (f"   {each}" if row.device_bytes_a_parameter and row.role != "observer" else "")
         )
