@@ -26,7 +26,7 @@ TRAVEL_SECONDS = 2.0
 UNEVEN = 1.25
 """Replicas whose speeds differ by less are even: over slow lines contributions travel for longer."""
 
-STEADY = 0.1
+STEADY = 0.05
 """A number of steps that differs from that of the rounds before by no more than this share changes nothing."""
 
 
