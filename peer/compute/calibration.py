@@ -2,14 +2,18 @@
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 
 import torch
+from filelock import FileLock, Timeout
 from torch import Tensor
 
 from peer.compute.trainer import StageTrainer
 from peer.model.number_format import from_bytes, number_format, to_bytes
 from peer.model.subspace import Formats
+from peer.optim.kernels import decay_and_add
 from peer.optim.outer import OuterState
+from protocol.codec.compiled import kept_in
 from protocol.codec.contribution import decode
 from protocol.codec.frames import FrameRules
 from protocol.identity import EMBEDDING, PeerId, RunId
@@ -19,6 +23,9 @@ from protocol.trust.records import MOST_TOKENS_PER_SECOND
 
 RUN = RunId("00" * 32)
 """A run that there is not, for what is computed without one."""
+
+COMPILING_SECONDS = 30.0
+"""So long a process waits for another that compiles: it takes 7 s of a core."""
 
 PASSES, SECONDS = 3, 5.0
 """So many microbatches are tried, fewer where they take long; the first is slower than those behind it."""
@@ -77,7 +84,17 @@ def wait_for(result: Tensor) -> None:
 
 def warm_up() -> None:
     """Compile what is compiled at its first use, where it would stop everybody for seconds: one outer round of a tiny
-    model in each number format. What is compiled is kept on disk for the next time."""
+    model in each number format. What is compiled is kept on disk for the next time, and for the other processes of this
+    machine that begin now: one of them compiles, and they wait for it."""
+    lock = FileLock(kept_in(decay_and_add) / "compiling.lock", timeout=COMPILING_SECONDS)
+    with ExitStack() as alone:
+        with suppress(OSError, Timeout):  # numba keeps nothing where nothing can be written: then each compiles
+            alone.enter_context(lock)
+        compile_kernels()
+
+
+def compile_kernels() -> None:
+    """Use each kernel once."""
     sizes = {"layers": 1, "d": 16, "heads": 1, "kv_heads": 1, "ffn": 16, "context": 8, "vocabulary": 258}
     for values in ("bf16", "2bit"):
         for aggregate, clip in (("all", "none"), ("senders", "median")):

@@ -8,7 +8,8 @@ waiting for the other, and gives up: so it is imported here, before there are th
 """
 
 from collections.abc import Callable
-from typing import TypeVar, cast
+from pathlib import Path
+from typing import Any, TypeVar, cast
 
 import numba
 import scipy.linalg.cython_blas  # noqa: F401
@@ -19,3 +20,8 @@ Function = TypeVar("Function", bound=Callable[..., object])
 def compiled(function: Function) -> Function:
     """`function` on numpy arrays, compiled and free of the interpreter's lock while it runs."""
     return cast(Function, numba.njit(cache=True, nogil=True)(function))
+
+
+def kept_in(function: Callable[..., object]) -> Path:
+    """The folder in which what has been compiled of a function is kept."""
+    return Path(cast(Any, function).stats.cache_path)

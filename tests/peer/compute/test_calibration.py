@@ -1,9 +1,16 @@
 """A stage tries itself before it trains, and is as it was."""
 
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
 import pytest
 import torch
+from filelock import FileLock
 
-from peer.compute.calibration import tokens_per_second, told
+from peer.compute import calibration
+from peer.compute.calibration import tokens_per_second, told, warm_up
 from peer.compute.trainer import StageTrainer
 from tests.peer.compute.test_replica import genesis, manifest
 from tests.reference.boundary import orthonormal
@@ -24,3 +31,42 @@ def test_a_stage_that_tried_itself_has_a_speed_and_trains_as_if_it_had_not(stage
 
 def test_a_speed_is_told_in_two_digits_and_never_beyond_what_a_record_may_say():
     assert [told(speed) for speed in (1234.5, 0.0678, 3e12)] == [1200.0, 0.068, 1e9]
+
+
+def test_of_processes_that_begin_together_one_compiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Each has a lock of its own on one file, as threads have here."""
+    monkeypatch.setattr(calibration, "kept_in", lambda function: tmp_path / "not there yet")
+    both, alone = threading.Barrier(2, timeout=60), threading.Lock()
+
+    def compiles() -> None:
+        assert alone.acquire(blocking=False), "two compile at once"
+        time.sleep(0.05)
+        alone.release()
+
+    def process() -> None:
+        both.wait()
+        warm_up()
+
+    monkeypatch.setattr(calibration, "compile_kernels", compiles)
+    with ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(process) for _ in range(2)]:
+            done.result()
+
+
+def test_nobody_waits_for_ever_for_another_that_compiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    compiled: list[str] = []
+    monkeypatch.setattr(calibration, "kept_in", lambda function: tmp_path)
+    monkeypatch.setattr(calibration, "COMPILING_SECONDS", 0.05)
+    monkeypatch.setattr(calibration, "compile_kernels", lambda: compiled.append("here"))
+    with FileLock(tmp_path / "compiling.lock"):
+        warm_up()
+    assert compiled == ["here"]
+
+
+def test_where_nothing_can_be_kept_each_compiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    compiled: list[str] = []
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(calibration, "kept_in", lambda function: tmp_path / "file" / "beneath")
+    monkeypatch.setattr(calibration, "compile_kernels", lambda: compiled.append("here"))
+    warm_up()
+    assert compiled == ["here"]
