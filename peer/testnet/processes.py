@@ -221,16 +221,18 @@ class Testnet:
         return self.crowds.attacking(crowd, number)
 
     def signal(self, name: str, number: signal.Signals, fate: Fate | None = None, returns: bool = False) -> bool:
-        """Send a process and all its own a signal, or, where it shall leave, to it alone. False: it has ended."""
+        """Send a process and all its own a signal, or, where it shall leave, to it alone. False: it has ended, or been
+        killed before."""
         child = self._latest()[name]
-        sent = child.send(number, to_its_own=fate != "left")
+        sent = self.running(name) and child.send(number, to_its_own=fate != "left")
         if sent and fate is not None:
             child.fate, child.returns = fate, returns
         return sent
 
     def running(self, name: str) -> bool:
-        """Whether the latest process of this name has not ended."""
-        return self._latest()[name].running
+        """Whether the latest process of this name has not ended. Who was killed has, even before the kernel says so."""
+        child = self._latest()[name]
+        return child.running and child.fate != "killed"
 
     def _running(self) -> list[tuple[str, int]]:
         """The processes that run now, by name and number."""
