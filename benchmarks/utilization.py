@@ -6,8 +6,8 @@ third for the forward pass.
 
 Two shares are told: of the compute's own time with the filling and draining of the pipeline, as the paper has it, and
 `of_hardware`, of a step in which every stage always computes. With `--overlap` (the manifest's `inner.overlap`) steps
-follow each other without draining, and both are the same; a round drains once, at its end, which is not measured: of
-the paper's 50 steps of 64 microbatches it would take a thousandth.
+follow each other without draining, and both are the same. A round drains once, at its end. That is measured with its
+steps, and of three steps of 8 microbatches in four stages it is a ninth: `--steps 50` has rounds as the paper has them.
 
 The case is the paper's: 70 billion weights, d = 8192, four stages, microbatches of 2048 tokens, 64 in a step, A100s
 that do 125 TFLOP/s. It is scaled in two ways, and a link's rate is to what crosses it as in the paper: time by a tenth
@@ -53,7 +53,6 @@ from group.stage import SameBatch, place
 from group.training import train
 from shaped.case import (
     COMPRESSIONS,
-    CONTRIBUTION,
     LATENCY,
     MEGABITS,
     MICROBATCHES,
@@ -130,7 +129,7 @@ class Waiting:
 async def serve(index: int, folder: Path, compression: int, host: str, case: Case) -> None:
     """One stage, or, behind the last, all other replicas: orders come on standard input, answers go out on the
     other."""
-    manifest, stages, size = case.manifest(compression), case.stages, int(CONTRIBUTION)
+    manifest, stages, size = case.manifest(compression), case.stages, int(case.contribution)
     peers = (REPLICAS - 1) * stages if index == stages else 1  # that this process stands for
     protocol.net.bandwidth.SPREAD_MEGABITS *= case.rate * peers  # it is of a link; here links are slower
     blob = np.random.default_rng(index).bytes(size)
@@ -205,7 +204,7 @@ def measure(
         load_or_create(folder / "operator")
         own = [sys.executable, __file__, "--folder", str(folder), "--compression", str(compression)]
         own += ["--time", str(case.time), "--stages", str(case.stages), "--microbatches", str(case.microbatches)]
-        own += ["--overlap", str(case.overlap)]
+        own += ["--overlap", str(case.overlap), "--steps", str(case.steps)]
         everybody = range(case.stages + 1)
         commands = [[*on.enter(each), *own, "--serve", str(each), "--address", on.address(each)] for each in everybody]
         with started(commands) as made:
@@ -214,9 +213,11 @@ def measure(
                 on.limit(rate * case.rate, case.stages, down)
                 made.tell({"steps": 1, "outer": False})  # after it, stages know how many microbatches they need
                 for outer in (False, True):
-                    answers = made.tell({"steps": STEPS, "outer": outer})
+                    if outer:  # a round that is not measured: peers pace an exchange by the one before
+                        made.tell({"steps": case.steps, "outer": True})
+                    answers = made.tell({"steps": case.steps, "outer": outer})
                     own_answers = answers[: case.stages]
-                    seconds = max(each["seconds"] for each in own_answers) / STEPS
+                    seconds = max(each["seconds"] for each in own_answers) / case.steps
                     depth = [each["depth"] for each in own_answers]
                     models = [modelled(manifest, case, rate, outer, headers) for headers in (0.0, HEADERS)]
                     shares = case.ideal_seconds / seconds, case.hardware_seconds / seconds
@@ -246,13 +247,14 @@ def main() -> int:
     parser.add_argument("--stages", type=int, default=STAGES, help="of the pipeline; default: 4; not with --compute")
     parser.add_argument("--microbatches", type=int, default=MICROBATCHES, help="in a step; default: 64")
     parser.add_argument("--overlap", type=int, default=0, help="the manifest's inner.overlap; default: 0")
+    parser.add_argument("--steps", type=int, default=STEPS, help="of a round; default: 3, of the paper's 50")
     parser.add_argument("--remember", action="store_true", help="hosts with net.ipv4.tcp_slow_start_after_idle = 0")
     down = "links carry so many times more down; not with --compute"
     parser.add_argument("--down", type=float, default=1.0, metavar="TIMES", help=down)
     for hidden in ("--serve", "--folder", "--compression", "--address"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    case = Case(given.time, given.stages, given.microbatches, given.overlap)
+    case = Case(given.time, given.stages, given.microbatches, given.overlap, given.steps)
     if given.serve is not None:
         with contextlib.suppress(asyncio.CancelledError):
             index, folder, compression = int(given.serve), Path(given.folder), int(given.compression)

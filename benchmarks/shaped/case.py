@@ -12,8 +12,6 @@ BYTES = TOKENS / PAPERS_TOKENS
 LATENCY = 0.02
 STEPS, PAPERS_STEPS = 3, 50
 REPLICAS = 8
-CONTRIBUTION = 70e9 / STAGES * 32 / 4096 * 10.5 / 8 * BYTES * STEPS / PAPERS_STEPS
-"""Bytes of a stage's contribution: 32 of 4096 values in 10.5 bits."""
 
 COMPRESSIONS = (1, 8, 24, 96)
 MEGABITS = (80, 100, 200, 500, 1000)
@@ -21,12 +19,19 @@ MEGABITS = (80, 100, 200, 500, 1000)
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is measured. `time`: seconds here for one of the paper's; `overlap`: the manifest's `inner.overlap`."""
+    """What is measured. `time`: seconds here for one of the paper's; `overlap`: the manifest's `inner.overlap`;
+    `steps`: of a round."""
 
     time: float = 0.1
     stages: int = STAGES
     microbatches: int = MICROBATCHES
     overlap: int = 0
+    steps: int = STEPS
+
+    @property
+    def contribution(self) -> float:
+        """Bytes of a stage's contribution, as many for each step as in the paper: 32 of 4096 values in 10.5 bits."""
+        return 70e9 / STAGES * 32 / 4096 * 10.5 / 8 * BYTES * self.steps / PAPERS_STEPS
 
     @property
     def passes(self) -> float:
@@ -70,9 +75,9 @@ def modelled(manifest: Manifest, case: Case, megabits: float, outer: bool, heade
         backward_bytes=frame,
         microbatches=case.microbatches,
         stages=case.stages,
-        steps=STEPS,
+        steps=case.steps,
         replicas=REPLICAS if outer else 1,
-        contribution=CONTRIBUTION,
+        contribution=case.contribution,
         overlap=case.overlap,
     )
     rate = megabits * 1e6 * case.rate
