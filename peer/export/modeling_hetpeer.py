@@ -60,7 +60,7 @@ class HetpeerLlamaForCausalLM(LlamaForCausalLM):
         super().__init__(config)
         given = config.hetpeer_ngrams
         self.most: int = given["most"]
-        self.rows: dict[int, Tensor] = {}
+        self.seen = torch.empty(0, 0, dtype=torch.long)  # the ids of the forward pass under way
         self.model.ngrams = nn.ModuleDict(
             {str(layer): TablesOfLayer(config.vocab_size, self.most, given["width"]) for layer in given["layers"]}
         )
@@ -69,12 +69,17 @@ class HetpeerLlamaForCausalLM(LlamaForCausalLM):
         self.post_init()
 
     def _exchange(self, before: int | None, layer: int) -> Any:
-        """A hook of a layer, which takes the rows before an earlier layer out of what comes in, and adds its own."""
+        """A hook of a layer, which takes the rows before an earlier layer out of what comes in, and adds its own. Rows
+        are looked up each time: where activations are computed again, the hook may run again, after the pass."""
+
+        def rows(at: int, hidden: Tensor) -> Tensor:
+            found: Tensor = self.model.ngrams[str(at)](self.seen, hidden.shape[-1])
+            return found[:, -hidden.shape[1] :]
 
         def hook(module: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             hidden, *others = given
-            hidden = hidden if before is None else hidden - self.rows.pop(before)
-            return (hidden + self.rows[layer], *others)
+            hidden = hidden if before is None else hidden - rows(before, hidden)
+            return (hidden + rows(layer, hidden), *others)
 
         return hook
 
@@ -96,15 +101,9 @@ class HetpeerLlamaForCausalLM(LlamaForCausalLM):
             if cache is not None and cache.get_seq_length():
                 raise ValueError("n-gram tables look back further than the cache: give text_ids, too, the whole text")
             text_ids = unpadded(input_ids, attention_mask)
-        length, width = input_ids.shape[1], self.config.hidden_size
-        seen = text_ids[:, -(length + self.most - 1) :]
-        for layer, ngrams in self.model.ngrams.items():
-            self.rows[int(layer)] = ngrams(seen, width)[:, -length:]
+        self.seen = text_ids[:, -(input_ids.shape[1] + self.most - 1) :]
         own = {"attention_mask": attention_mask, "position_ids": position_ids, "logits_to_keep": logits_to_keep}
-        try:
-            return super().forward(input_ids=input_ids, **own, **others)
-        finally:
-            self.rows.clear()
+        return super().forward(input_ids=input_ids, **own, **others)
 
     def prepare_inputs_for_generation(self, input_ids: Tensor, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """As a LLaMA's, and the text so far. (Of arguments called otherwise `generate` would think them unknown.)"""

@@ -132,3 +132,23 @@ def test_sample_writes_with_it(folder: Path, ours: LanguageModel):
     found = json.loads(said.output)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
     assert found["tokens"] == written(ours, tokenizer("7 volunteers")["input_ids"], 9)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_it_trains_with_activations_computed_again(theirs: transformers.PreTrainedModel, reentrant: bool):
+    tokens_BL = torch.randint(300, (2, 20))
+
+    def gradients() -> dict[str, Tensor]:
+        theirs.zero_grad()
+        theirs(tokens_BL, labels=tokens_BL).loss.backward()
+        return {name: each.grad.clone() for name, each in theirs.named_parameters()}
+
+    theirs.train()
+    expected = gradients()
+    theirs.activation_checkpointing_enable({"use_reentrant": reentrant})
+    found = gradients()
+    theirs.activation_checkpointing_disable()
+    theirs.eval()
+    assert expected["model.ngrams.1.3"].abs().max() > 0
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6)
