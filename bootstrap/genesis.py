@@ -19,7 +19,7 @@ from bootstrap.data.documents import read_corpus, split
 from bootstrap.data.encoding import END_OF_TEXT_ID, tokenize, train_tokenizer
 from protocol.errors import FormatError, ManifestError, ResourceError
 from protocol.files import replacing, write_atomically
-from protocol.layout import NGRAM_PREFIX, Layout, Shape, elements, model_layout
+from protocol.layout import NGRAM_PREFIX, Layout, Shape, elements, model_layout, writes_residual
 from protocol.manifest import Manifest, difference
 from protocol.run.hugging_face import ModelFolder, open_checkpoint, read_tokenizer
 from protocol.run.prepared import is_prepared, link, require_same
@@ -43,8 +43,6 @@ from protocol.trust.keys import load_or_create
 
 STANDARD_DEVIATION = 0.02
 """Of the first weights (GPT-2). Projections into the residual stream are narrower by √(2 · layers)."""
-
-RESIDUAL_PROJECTIONS = ("o_proj.weight", "down_proj.weight")
 
 GenesisProgress = Callable[[str], object]
 """Is told in sentences what is being done."""
@@ -103,13 +101,14 @@ def create_run(
         kept = checkpoint.basis()
         made = principal_basis(checkpoint) if kept is None else kept
     write_atomically(directory / BASIS, save({"basis": made}))
+    taken_over = {} if checkpoint is None else checkpoint.layout
     for part, layout in model_layout(manifest).items():
         doing = "Drawing" if checkpoint is None else "Taking over"
         progress(f"{doing} the first weights of {part}: {elements(layout) / 1e6:.1f} million.")
         tensors = (
-            genesis_tensor(manifest, name, shape)
-            if checkpoint is None or name not in checkpoint.layout
-            else checkpoint.units(name)
+            checkpoint.units(name)
+            if checkpoint is not None and name in taken_over
+            else genesis_tensor(manifest, name, shape)
             for name, shape in layout.items()
         )
         _write_int32_tensors(directory / genesis_file(part), layout, tensors)
@@ -158,7 +157,7 @@ def principal_basis(checkpoint: ModelFolder) -> NDArray[np.float32]:
     d = checkpoint.model.d
     written = np.zeros((d, d))
     for name in checkpoint.layout:
-        if name.endswith(RESIDUAL_PROJECTIONS):
+        if writes_residual(name):
             weight = checkpoint.read(name)
             written += weight @ weight.T
     return np.linalg.eigh(written)[1][:, ::-1].astype(np.float32)
@@ -172,7 +171,7 @@ def genesis_tensor(manifest: Manifest, name: str, shape: Shape) -> NDArray[np.in
     if name.endswith("norm.weight"):
         return to_units(np.ones(shape, np.float32))
     deviation = STANDARD_DEVIATION
-    if name.endswith(RESIDUAL_PROJECTIONS):
+    if writes_residual(name):
         deviation /= math.sqrt(2 * manifest.model.layers)
     values = _random(manifest, name).standard_normal(shape, dtype=np.float32)
     values *= np.float32(deviation)

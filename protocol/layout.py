@@ -69,12 +69,12 @@ def part_layout(manifest: Manifest, part: Part) -> Layout:
 
 def model_layout(manifest: Manifest) -> dict[Part, Layout]:
     """The tensors of every part of the model, the embedding first."""
-    model = manifest.model
+    model, ngrams = manifest.model, manifest.ngrams
     parts: dict[Part, Layout] = {EMBEDDING: {EMBEDDING_TENSOR: (model.vocabulary, model.d)}}
     for stage, layers in enumerate(manifest.cut):
         layout: Layout = {}
         for layer in layers:
-            layout |= ngram_layout(model, manifest.ngrams, layer) | layer_layout(model, layer)
+            layout |= ngram_layout(model, ngrams, layer) | layer_layout(model, layer)
         if stage == manifest.replicas.stages - 1:
             layout |= {"model.norm.weight": (model.d,), HEAD_TENSOR: (model.vocabulary, model.d)}
         parts[stage_part(stage)] = layout

@@ -20,13 +20,7 @@ from protocol.files import sync_folder
 from protocol.identity import Part, PeerId, stage_part
 from protocol.layout import parameter_count
 from protocol.outer.history import History
-from protocol.run.hugging_face import (
-    BASIS_OF_THE_RUN,
-    CONFIG,
-    TOKENIZER_CONFIG,
-    WEIGHTS,
-    read_tokenizer,
-)
+from protocol.run.hugging_face import BASIS_OF_THE_RUN, CONFIG, TOKENIZER_CONFIG, WEIGHTS, read_tokenizer
 from protocol.run.model_config import MODELING, config_of
 from protocol.run.run_files import BASIS, TOKENIZER, Descriptor, check_file
 
@@ -195,9 +189,8 @@ def card(collected: Collected, losses: HeldOutLosses | None) -> str:
     manifest, descriptor = collected.descriptor.manifest, collected.descriptor
     model, replicas, outer = manifest.model, manifest.replicas, manifest.outer
     authors = contributors(collected)
-    ngrams = manifest.ngrams
     what, trusting = "LLaMA", ""
-    if ngrams.most:
+    if manifest.ngrams.most:
         what, trusting = f"LLaMA with n-gram tables (`{MODELING_FILE}`)", ", trust_remote_code=True"
     loss = "not measured (`hetpeer export --evaluate` does)"
     if losses is not None:
