@@ -85,11 +85,16 @@ def wait_for(result: Tensor) -> None:
 def warm_up() -> None:
     """Compile what is compiled at its first use, where it would stop everybody for seconds: one outer round of a tiny
     model in each number format. What is compiled is kept on disk for the next time, and for the other processes of this
-    machine that begin now: one of them compiles, and they wait for it."""
-    lock = FileLock(kept_in(decay_and_add) / "compiling.lock", timeout=COMPILING_SECONDS)
-    with ExitStack() as alone:
-        with suppress(OSError, Timeout):  # numba keeps nothing where nothing can be written: then each compiles
-            alone.enter_context(lock)
+    machine that begin now: one of them compiles. The others wait for it, and then load what there is, all at once."""
+    lock = FileLock(kept_in(decay_and_add) / "compiling.lock")
+    with ExitStack() as first:
+        try:
+            first.enter_context(lock.acquire(timeout=0))
+        except Timeout:
+            with suppress(Timeout), lock.acquire(timeout=COMPILING_SECONDS):
+                pass
+        except OSError:
+            pass  # numba keeps nothing where nothing can be written: then each compiles
         compile_kernels()
 
 
