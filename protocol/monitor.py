@@ -282,6 +282,7 @@ class View(ViewModel):
     tokens_per_second: float
     peers: list[PeerView]
     groups: list[GroupView]
+    short: str = Field("", description="which stages have too few volunteers for another group, in words")
     history: list[RoundView]
     log: list[LineView]
     state: RunState | Literal[""] = Field("", description="empty: the node is too old to tell")

@@ -8,7 +8,16 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from bootstrap.monitor.peers import AT_WORK_SECONDS, AWAY, Peer, group_views, is_over, silent, silent_leader
+from bootstrap.monitor.peers import (
+    AT_WORK_SECONDS,
+    AWAY,
+    Peer,
+    group_views,
+    is_over,
+    silent,
+    silent_leader,
+    stages_short,
+)
 from bootstrap.monitor.rounds import JUDGE_SECONDS, MOST_CLAIMS, Round, outer_ratio, pipeline_ratio, recalled
 from bootstrap.monitor.run_state import Found, LastState, has_replica, lost_state, run_state
 from protocol.identity import PeerId, RunId
@@ -309,6 +318,7 @@ class Fold:
             tokens_per_second=sum(counting),
             peers=peers,
             groups=group_views(self.peers, manifest.replicas.stages, self._compression, now, self.state.state),
+            short="" if self.state.state == "finished" else stages_short(self.peers.values(), manifest.replicas.stages),
             history=[entry.view() for _, entry in sorted(self.rounds.items())],
             log=list(self.log),
             state=self.state.state,

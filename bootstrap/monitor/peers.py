@@ -1,6 +1,6 @@
 """What is known of one peer: its signed record, what it told last, and the state that follows from both. Pure."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -8,6 +8,7 @@ from protocol.identity import PeerId
 from protocol.limits import HEARTBEAT_SECONDS
 from protocol.monitor import Going, GroupView, PeerState, PeerView, RunState, StepReport
 from protocol.trust.records import PeerRecord
+from protocol.wording import numbers_named, so_many
 
 LOST_SECONDS = 3 * HEARTBEAT_SECONDS
 """Who has given no sign of life for so long is lost: its record would have been renewed three times."""
@@ -258,6 +259,21 @@ def group_views(
         ),
         key=lambda each: (each.slot, each.replica),
     )
+
+
+def stages_short(peers: Iterable[Peer], stages: int) -> str:
+    """What is lacking for another group where some volunteers can be in none, in words; empty: nothing is."""
+    there = (peer.record for peer in peers if peer.record is not None and peer.state not in AWAY)
+    counts = Counter(record.stage for record in there if record.role == "volunteer")
+    fewest = min(counts[stage] for stage in range(stages))
+    short = [stage for stage in range(stages) if counts[stage] == fewest]
+    if len(short) == stages:
+        return ""
+    have = so_many(fewest, "volunteer")
+    if len(short) == 1:
+        return f"stage {short[0]} is short: it has {have}, each other stage more; one more there makes another group"
+    lacking = f"stages {numbers_named(short)} are short: they have {have} each, the others more"
+    return f"{lacking}; one more at each makes another group"
 
 
 def _view(

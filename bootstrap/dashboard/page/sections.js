@@ -60,7 +60,8 @@ function missing(member, stage) {
 
 /** Groups × stages. */
 export function pipeline(view, known) {
-  if (!view.groups.length) return none("No group of volunteers trains now.");
+  const lacking = view.short ? [make("p", { class: "none" }, said(view.short))] : [];
+  if (!view.groups.length) return [...none("No group of volunteers trains now."), ...lacking];
   const stages = [...Array(view.stages).keys()];
   const rows = view.groups.map((group, index) => ({
     key: group.replica || String(index),
@@ -79,7 +80,10 @@ export function pipeline(view, known) {
     ],
   }));
   const columns = ["Group", ...stages.map((stage) => `Stage ${stage}`)];
-  return [scrolled("Groups and their stages", table("Groups of volunteers by stage", columns, rows, "grid"))];
+  return [
+    scrolled("Groups and their stages", table("Groups of volunteers by stage", columns, rows, "grid")),
+    ...lacking,
+  ];
 }
 
 function scrolled(label, content) {

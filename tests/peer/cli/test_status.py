@@ -33,6 +33,7 @@ def shown(trouble: str = "", **fields: Any) -> str:
             RoundView(round=3, began=80.0, ended=88.5, loss=5.5, late={CENTER: "slow"}, pipeline_bytes=2_000_000),
             RoundView(round=4, began=88.5),
         ],
+        short="stage 1 is short: it has 0 volunteers",
         log=[LineView(at=1e300, kind="Refused", words="Refused \x1b[31mred", peer=CENTER)],
     )
     view = view.model_copy(update=fields)
@@ -49,6 +50,7 @@ def test_peers_rounds_and_what_happened_are_there():
         "4.3  5.123",
         "aCenter1 is lost: it is silent",
         "The group of aLeader1 does not train: nobody is at stage 1",
+        "Stage 1 is short: it has 0 volunteers",
         "8.5 s",
         "12 s so far",
         "2.0 MB",
