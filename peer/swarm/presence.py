@@ -130,6 +130,8 @@ async def in_the_swarm(node: Node, outer: OuterLoop) -> AsyncIterator[asyncio.Ta
         discovery.tell(gone=True, replica="")
         async with _telling_a_long_wait(node.emit, lambda: waits.for_hearers(discovery.others(), CALL_SECONDS)):
             await reconciler.hand_out()
+        if outer.finished and not outer.followed.is_settled(outer.last_settled):
+            await outer.settle()  # what has come while this peer said goodbye is with the others, too
         await discovery.publish()
         for task in keeping:
             task.cancel()

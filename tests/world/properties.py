@@ -12,6 +12,7 @@ from peer.optim.grid import digest as digest_of
 from peer.process import INTERRUPTED
 from peer.store.receipt_file import RECEIPTS
 from peer.telemetry.events import Contributed, Event, Finished, GroupBroken, Joined, Progress, StepDone
+from peer.telemetry.group_decisions import Dismissed
 from peer.telemetry.status import Status
 from protocol.errors import ResourceError, UnreachableError
 from protocol.identity import EMBEDDING, Part, PeerId, contributes_to
@@ -57,6 +58,7 @@ def at_the_end(world: World, peers: list[Owner], quiet_since: float) -> list[str
         *_misses(peers, quiet_since),
         *_files(peers),
         *_silences(world, peers),
+        *_accused(peers),
         *_credit(world, peers),
         *world.evidence.objections,
         *_states(world),
@@ -123,6 +125,13 @@ def _files(peers: list[Owner]) -> Iterable[str]:
     left = [path.name for owner in joined for path in owner.folder.rglob("*") if path.suffix in PARTIAL]
     if left:
         yield f"files are half written: {left}"
+
+
+def _accused(peers: list[Owner]) -> Iterable[str]:
+    """Who avoids a neighbour of its group: all are honest here."""
+    for owner in peers:
+        for event in (event for run in owner.runs for _, event in run.events if isinstance(event, Dismissed)):
+            yield f"{owner.name} dismisses {event.peer[-8:]}: {event.reason}"
 
 
 # Who waits says so, and for how long

@@ -20,7 +20,7 @@ DENSE_COUNTEREXAMPLES = (2_000_004, 2_000_102)
 STORM_COUNTEREXAMPLES = (3_000_105,)
 """And of the fourth."""
 
-COUNTEREXAMPLES = (5, 2019, 2025, 30_022, 31_001, 1_000_003)
+COUNTEREXAMPLES = (5, 2019, 2025, 30_022, 31_001, 1_000_003, 5_000_508)
 """Seeds that have found something wrong (`docs/simulation.md`)."""
 
 TOLD = 2019
