@@ -36,9 +36,9 @@ from shaped.hosts import Hosts, hosts, missing
 from tls import shown
 
 from peer.network.contacts import Contacts
-from peer.network.group import Attempt, Link, PipelineService, Seat, call, link
+from peer.network.group import Link, PipelineService, call, link
 from protocol.errors import HetpeerError
-from protocol.identity import ReplicaId
+from protocol.identity import Endpoint, ReplicaId
 from protocol.limits import CHUNK_BYTES
 from protocol.manifest import Manifest, check_manifest
 from protocol.net.bandwidth import Bandwidth
@@ -113,18 +113,17 @@ async def serve(index: int, folder: Path, address: str) -> None:
     await server.start()
     say({"peer_id": me.peer_id, "address": f"{address}:{port}", "sha256": sha256(blob).hexdigest()})
     other = (await hear())[1 - index]
-    there = Seat(other["peer_id"], other["address"])
-    attempt = Attempt(ReplicaId("benchmark"), 1)
+    there = Endpoint(other["peer_id"], other["address"])
     neighbour = link(manifest, there.peer_id, "the other", bandwidth)
     delays: list[float] = []
-    pipeline.expect(attempt, there.peer_id, neighbour)
+    pipeline.welcome = lambda peer, replica: neighbour
     say("ready")
     task = await hear()
     try:
         async with asyncio.TaskGroup() as tasks:
             if task["carry"]:
                 if index == HOME:
-                    tasks.create_task(call(there, contacts, attempt, neighbour))
+                    tasks.create_task(call(there, contacts, ReplicaId("benchmark"), neighbour))
                 send = send_regularly if task.get("regularly") else send_frames
                 tasks.create_task(send(neighbour) if task["send"] else take_frames(neighbour, delays))
             if task.get("step"):
@@ -168,7 +167,7 @@ async def take_frames(neighbour: Link, delays: list[float]) -> None:
             delays.append(time.monotonic() - struct.unpack_from("<d", frame.rest)[0])
 
 
-async def take_blobs(contacts: Contacts, manifest: Manifest, there: Seat, sha256: str) -> None:
+async def take_blobs(contacts: Contacts, manifest: Manifest, there: Endpoint, sha256: str) -> None:
     """One after the other."""
     while True:
         async with contacts.to(there) as channel:

@@ -67,10 +67,10 @@ from shaped.computed import computed_table, measure_compute, small
 from shaped.hosts import Hosts, hosts, missing
 
 import protocol.net.bandwidth
-from peer.network.group import Seat
 from peer.planning.model import HEADERS
 from peer.swarm.group.inner_step import PipelineStage
 from peer.torch_thread import TorchThread
+from protocol.identity import Endpoint
 from protocol.manifest import Manifest
 from protocol.net.bandwidth import Bandwidth
 from protocol.net.blobs import BlobService, fetch
@@ -144,7 +144,7 @@ async def serve(index: int, folder: Path, compression: int, host: str, case: Cas
     async with place(index, folder, manifest, host, also, bandwidth=bandwidth) as here, asyncio.TaskGroup() as tasks:
         say({"peer_id": here.peer_id, "address": here.address, "sha256": sha256(blob).hexdigest()})
         everybody = await hear()
-        seats = [Seat(each["peer_id"], each["address"]) for each in everybody]
+        seats = [Endpoint(each["peer_id"], each["address"]) for each in everybody]
 
         async def exchange() -> None:
             """Seven contributions of the others; they take ours from here at the same time."""

@@ -28,7 +28,7 @@ from peer.network.contacts import Contacts
 from peer.network.discovery import Discovery
 from peer.network.gossip import Reconciler
 from peer.network.gossip_service import ReconciliationService
-from peer.network.group import GroupService, PipelineService
+from peer.network.group import PipelineService
 from peer.network.handover_service import HandoverService
 from peer.network.intake import Intake, ledgers_of
 from peer.network.kept_place import keep_a_slot, keep_renewing, stand_trial
@@ -60,7 +60,6 @@ from protocol.run.run_files import Descriptor
 from protocol.schemas import (
     blobs_pb2_grpc,
     credit_pb2_grpc,
-    group_pb2_grpc,
     pipeline_pb2_grpc,
     reconciliation_pb2_grpc,
     snapshots_pb2_grpc,
@@ -297,7 +296,6 @@ def _services(workplace: Workplace, network: Network, reconciler: Reconciler, ta
         snapshots=snapshots,
         credit=CreditService(SeenWork(signer, manifest)),
         pipeline=PipelineService(manifest),
-        group=GroupService(manifest, workplace.stage, network.discovery.record.peer_id),
         handover=handover,
     )
 
@@ -310,5 +308,4 @@ def _bind(server: grpc.aio.Server, settings: PeerSettings, services: Services, r
     reconciliation_pb2_grpc.add_ReconciliationServicer_to_server(ReconciliationService(reconciler), server)
     if settings.role == "volunteer":
         pipeline_pb2_grpc.add_PipelineServicer_to_server(services.pipeline, server)
-        group_pb2_grpc.add_GroupServicer_to_server(services.group, server)
         succession_pb2_grpc.add_SuccessionServicer_to_server(services.handover, server)

@@ -244,9 +244,6 @@ TUNNELS_OF_PEER = 16
 """The streams that a peer which cannot be dialled takes at once, and those from one public peer; a relay may bring them
 all."""
 
-LEASE_SECONDS = 60.0
-"""The time for which an accepted invitation keeps a member from other groups while its leader looks for the rest."""
-
 RECORD_SECONDS = 60.0
 """The life of a peer's record in the DHT unless it is renewed."""
 

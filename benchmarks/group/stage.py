@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -13,11 +14,11 @@ from tls import shown
 import peer.network.group
 from peer.data.batches import Batch
 from peer.network.contacts import Contacts
-from peer.network.group import Attempt, Link, PipelineService, Seat, call, link
+from peer.network.group import Link, PipelineService, call, link
 from peer.swarm.group.inner_step import PipelineStage
 from peer.torch_thread import TorchThread
 from protocol.codec.frames import FrameRules
-from protocol.identity import PeerId, ReplicaId
+from protocol.identity import Endpoint, PeerId, ReplicaId
 from protocol.manifest import Manifest
 from protocol.net.bandwidth import Bandwidth
 from protocol.net.channels import Reachable, listen, options, translated
@@ -53,18 +54,18 @@ class Place:
     contacts: Contacts
     pipeline: PipelineService
 
-    def expect(self, seats: list[Seat]) -> Link | None:
+    def expect(self, seats: list[Endpoint]) -> Link | None:
         """Welcome the stage before this one of `seats`, stage after stage; the link to it. All do so before any of
         them meets the others."""
         if self.index == 0:
             return None
         upstream = self._link_to(self.index - 1, seats)
-        self.pipeline.expect(_attempt(seats), upstream.peer, upstream)
+        self.pipeline.welcome = lambda neighbour, replica: upstream
         return upstream
 
     async def meet(
         self,
-        seats: list[Seat],
+        seats: list[Endpoint],
         upstream: Link | None,
         trainer: Any,
         torch_thread: TorchThread,
@@ -74,15 +75,11 @@ class Place:
         behind, last = self.index + 1, self.manifest.replicas.stages - 1
         downstream = self._link_to(behind, seats) if behind <= last else None
         if downstream is not None:
-            tasks.create_task(call(seats[behind], self.contacts, _attempt(seats), downstream))
+            tasks.create_task(call(seats[behind], self.contacts, ReplicaId(seats[0].peer_id), downstream))
         return PipelineStage(trainer, torch_thread, FrameRules.of(self.manifest), upstream, downstream)
 
-    def _link_to(self, stage: int, seats: list[Seat]) -> Link:
+    def _link_to(self, stage: int, seats: list[Endpoint]) -> Link:
         return link(self.manifest, seats[stage].peer_id, f"stage {stage}", self.contacts.bandwidth)
-
-
-def _attempt(seats: list[Seat]) -> Attempt:
-    return Attempt(ReplicaId(seats[0].peer_id), 1)
 
 
 @contextlib.asynccontextmanager
@@ -104,7 +101,7 @@ async def place(
     pipeline = PipelineService(manifest)
     bandwidth = bandwidth or Bandwidth()
     if plain:
-        peer.network.group.speaks = _anybody  # type: ignore[attr-defined]
+        peer.network.group.caller = _anybody  # type: ignore[attr-defined]
         contacts: Contacts = PlainContacts(manifest, credentials, bandwidth=bandwidth)
         server = grpc.aio.server(options=options(manifest), interceptors=[AnyBytes()])
         port = server.add_insecure_port(f"{host}:0")
@@ -135,5 +132,6 @@ class PlainContacts(Contacts):
     to = alone
 
 
-async def _anybody(context: Any, peer: PeerId, of: str) -> None:
+def _anybody(context: Any) -> SimpleNamespace:
     """Without TLS nobody knows who calls."""
+    return SimpleNamespace(peer="")

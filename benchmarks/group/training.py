@@ -17,9 +17,8 @@ from peer.compute import capacity
 from peer.compute.arithmetic import Arithmetic
 from peer.compute.calibration import tokens_per_second
 from peer.compute.trainer import Kind, StageTrainer
-from peer.network.group import Seat
 from peer.torch_thread import TorchThread
-from protocol.identity import Part
+from protocol.identity import Endpoint, Part
 from protocol.layout import model_layout
 from protocol.manifest import Manifest
 
@@ -90,7 +89,7 @@ async def train(
     trainer = await torch_thread.run(trainer_of, manifest, index, "group", device, arithmetic)
     async with place(index, folder, manifest, host, plain=plain) as here, asyncio.TaskGroup() as tasks:
         say({"peer_id": here.peer_id, "address": here.address})
-        seats = [Seat(each["peer_id"], each["address"]) for each in await hear()]
+        seats = [Endpoint(each["peer_id"], each["address"]) for each in await hear()]
         upstream = here.expect(seats)
         say("expecting")
         await hear()

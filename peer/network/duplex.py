@@ -21,9 +21,10 @@ BROKEN = (grpc.aio.AioRpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
 BEAT_SECONDS = 1.0
 """The interval of signs of life on a stream that is watched."""
 
-SILENT_BEATS = 4
-"""The number of our own signs of life after which a side that has given none is gone: stopped, or cut off. A side that
-was stopped itself, with its machine, reads first what has come meanwhile."""
+SILENT_BEATS = 8
+"""The number of our own signs of life after which a side from which no message has come is gone: stopped, or cut off. A
+message of 256 KiB takes seconds where two links share an uplink of 1 Mb/s. A side that was stopped itself, with its
+machine, reads first what has come meanwhile."""
 
 PARTING_SECONDS = 4.0
 """The time after which this side hangs up on one that has been told that there is nothing more to say and keeps the

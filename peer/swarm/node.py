@@ -13,7 +13,7 @@ from torch import Tensor
 from peer.model.first_weights import read_basis
 from peer.network.discovery import Discovery
 from peer.network.gossip import Reconciler
-from peer.network.group import GroupService, PipelineService
+from peer.network.group import PipelineService
 from peer.network.handover_service import HandoverService
 from peer.network.receipt_exchange import CreditService, Earned
 from peer.settings import PeerSettings
@@ -75,7 +75,6 @@ class Services:
     snapshots: SnapshotStore
     credit: CreditService
     pipeline: PipelineService
-    group: GroupService
     handover: HandoverService
 
 

@@ -26,6 +26,15 @@ def free(peers: Peers, stage: int) -> Peers:
     return tuple(peer for peer in peers if peer.role == "volunteer" and peer.stage == stage and not peer.replica)
 
 
+def looking(peers: Peers, stage: int) -> Peers:
+    """The volunteers of a stage that look for one of the stage behind theirs: those in groups that have nobody there,
+    and of the first stage those in none."""
+    there = [peer for peer in peers if peer.role == "volunteer"]
+    led = {peer.replica for peer in there if peer.replica and peer.stage == stage + 1}
+    at_it = (peer for peer in there if peer.stage == stage and (peer.replica or not stage))
+    return tuple(peer for peer in at_it if (peer.replica or peer.peer_id) not in led)
+
+
 def heirs(peers: Peers, me: PeerRecord, for_good: bool = False) -> Peers:
     """Who can take over from a volunteer that leaves: whoever has taken its place in its group, then those in none, and
     where it leaves its stage `for_good`, then all others of that."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable
 
-from peer.swarm.roles import free, replicas
+from peer.swarm.roles import free, looking, replicas
 from peer.swarm.surplus import stage_in_need
 from peer.telemetry.decisions import Waiting
 from protocol.identity import PeerId
@@ -33,23 +33,16 @@ def for_the_beginning(peers: Peers, manifest: Manifest) -> Waiting:
 
 
 def for_members(peers: Peers, me: PeerRecord, manifest: Manifest, begun: bool, missing: Collection[int]) -> Waiting:
-    """The wait of a leader, `me`, whose group has nobody at the `missing` stages: for volunteers of these; or, where
-    other leaders have them all, as a spare; or for the beginning of a run that has not `begun`."""
-    if spare := _as_spare(peers, me, manifest, begun):
+    """The wait of a peer, `me`, whose group has nobody at the `missing` stages behind it: for volunteers of these; or,
+    where other groups have them all, as a spare; or for the beginning of a run that has not `begun`."""
+    if not me.stage and (spare := _as_spare(peers, me, manifest, begun)):
         return spare
     return _for_stages(peers, manifest, missing) if begun else for_the_beginning(peers, manifest)
 
 
-def for_a_group_that_goes_first(leader: PeerId) -> Waiting:
-    """The wait of a leader that leaves the volunteers there are to the group of another `leader`."""
-    what = f"peer {leader[-8:]} to fill its group first, as there are not enough volunteers for both"
-    return Waiting(what, "that group is complete, or it is the turn of this peer")
-
-
 def for_a_seat(peers: Peers, me: PeerRecord, manifest: Manifest, begun: bool) -> Waiting:
-    """The wait of a volunteer of a later stage without a group, `me`: for a stage that nobody serves, or for an
-    invitation; or, where others of its stage have all seats, as a spare; or for the beginning of a run that has not
-    `begun`."""
+    """The wait of a volunteer of a later stage without a group, `me`: for a stage that nobody serves, or for a call;
+    or, where others of its stage have all seats, as a spare; or for the beginning of a run that has not `begun`."""
     if spare := _as_spare(peers, me, manifest, begun):
         return spare
     if not begun:
@@ -57,32 +50,34 @@ def for_a_seat(peers: Peers, me: PeerRecord, manifest: Manifest, begun: bool) ->
     nobody = [stage for stage, count in _volunteers(peers, manifest).items() if not count]
     if nobody:
         return _for_stages(peers, manifest, nobody)
-    looking = f"{len(free(peers, 0))} of them look for members"
-    return Waiting("the leader of a group", f"a volunteer of stage 0 invites this peer; {looking}")
+    before = me.stage - 1
+    able = len(looking(peers, before))
+    return Waiting(
+        f"a group that has a volunteer of stage {before}", f"that one calls this peer; {able} look for one of its stage"
+    )
 
 
-def for_orders(peers: Peers, me: PeerRecord, manifest: Manifest, begun: bool, leader: PeerId) -> Waiting:
-    """The wait of a member, `me`, of the group of `leader`: for stages of the group that have nobody, or for the
-    leader itself; or for the beginning of a run that has not `begun`."""
+def for_its_group(peers: Peers, me: PeerRecord, manifest: Manifest, begun: bool, first: PeerId) -> Waiting:
+    """The wait of a member, `me`, of the group of the first stage `first`: for stages of the group that have nobody, or
+    for a round to begin; or for the beginning of a run that has not `begun`."""
     if not begun:
         return for_the_beginning(peers, manifest)
-    seated = {peer.stage for peer in peers if peer.replica == leader} | {0, me.stage}
+    seated = {peer.stage for peer in peers if peer.replica == first} | {0, me.stage}
     if missing := [stage for stage in range(manifest.replicas.stages) if stage not in seated]:
         return _for_stages(peers, manifest, missing)
-    return Waiting(f"peer {leader[-8:]}, the leader of its group", "it orders the next inner step, or is found lost")
+    return Waiting(f"peer {first[-8:]}, the first stage of its group", "it offers a round, or is found lost")
 
 
-def for_a_member(member: PeerId, stage: int, round: int, ended: bool) -> Waiting:
-    """The wait of a leader for the volunteer of a stage of its group, until that is ready for a round, or has `ended`
-    it: it may have to wait for others first."""
-    ends = f"it has ended round {round}, or is found lost" if ended else f"it is ready for round {round}"
-    return Waiting(f"peer {member[-8:]}, stage {stage} of its group", ends, round=round)
+def for_a_member(member: PeerId, stage: int, round: int) -> Waiting:
+    """The wait for the volunteer of another stage of the group, until that is ready for a round: it may have to wait
+    for others first."""
+    return Waiting(f"peer {member[-8:]}, stage {stage} of its group", f"it is ready for round {round}", round=round)
 
 
 def for_a_neighbour(peer: PeerId, stage: int, step: int) -> Waiting:
     """The wait of a stage for what the one beside it computes in inner step `step` (from 0), where that takes long."""
     what = f"what peer {peer[-8:]}, stage {stage} of its group, computes in step {step + 1}"
-    return Waiting(what, "it comes, or the group's leader calls the step off")
+    return Waiting(what, "it comes, or has lasted too long")
 
 
 def for_contributions(

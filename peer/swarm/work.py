@@ -22,8 +22,8 @@ from peer.swarm import waits
 from peer.swarm.auditing import Auditor
 from peer.swarm.group.compression import Choice
 from peer.swarm.group.handover import Handover
-from peer.swarm.group.leader import Leader
-from peer.swarm.group.member import Member
+from peer.swarm.group.seats import Seats
+from peer.swarm.group.served_stage import ServedStage
 from peer.swarm.group.stage_round import StageRound
 from peer.swarm.group.stragglers import first_seconds
 from peer.swarm.node import Node, Workplace
@@ -73,21 +73,20 @@ async def serve_stage(node: Node) -> None:
         here = StageRound(
             outer,
             trainer,
-            tasks,
             Handover(outer, services.handover, trainer),
-            services.pipeline,
             services.blobs,
             node.earned,
             split_backward,
             settings.memory_limit,
         )
         here.pace.first = first_seconds(place.manifest.tokens_per_step, speed)
+        seats = Seats(node.reconciler, services.pipeline, tasks)
         if place.stage == 0:
             async with place.reading(node.emit) as reader:
                 await reader.begin(outer.workload.upcoming(outer.clock, outer.workload.share(outer.clock)))
-                await Leader(here, reader, Choice.of(place.manifest)).serve()
+                await ServedStage(here, seats, reader, Choice.of(place.manifest)).serve()
         else:
-            await Member(here, services.group).serve()
+            await ServedStage(here, seats).serve()
         if not outer.over:
             await here.handover.hand_over(for_good=node.next_stage.done())
     outer.tell_finished()

@@ -21,18 +21,70 @@ INT8: Format
 INT4: Format
 
 class Frame(_message.Message):
-    __slots__ = ("forward", "backward", "rest", "sums", "end")
+    __slots__ = ("forward", "backward", "rest", "sums", "end", "seats", "offer", "answer", "start")
     FORWARD_FIELD_NUMBER: _ClassVar[int]
     BACKWARD_FIELD_NUMBER: _ClassVar[int]
     REST_FIELD_NUMBER: _ClassVar[int]
     SUMS_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
+    SEATS_FIELD_NUMBER: _ClassVar[int]
+    OFFER_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
     forward: Forward
     backward: Backward
     rest: bytes
     sums: StepSums
     end: StepEnd
-    def __init__(self, forward: _Optional[_Union[Forward, _Mapping]] = ..., backward: _Optional[_Union[Backward, _Mapping]] = ..., rest: _Optional[bytes] = ..., sums: _Optional[_Union[StepSums, _Mapping]] = ..., end: _Optional[_Union[StepEnd, _Mapping]] = ...) -> None: ...
+    seats: Seats
+    offer: RoundOffer
+    answer: RoundAnswer
+    start: RoundStart
+    def __init__(self, forward: _Optional[_Union[Forward, _Mapping]] = ..., backward: _Optional[_Union[Backward, _Mapping]] = ..., rest: _Optional[bytes] = ..., sums: _Optional[_Union[StepSums, _Mapping]] = ..., end: _Optional[_Union[StepEnd, _Mapping]] = ..., seats: _Optional[_Union[Seats, _Mapping]] = ..., offer: _Optional[_Union[RoundOffer, _Mapping]] = ..., answer: _Optional[_Union[RoundAnswer, _Mapping]] = ..., start: _Optional[_Union[RoundStart, _Mapping]] = ...) -> None: ...
+
+class Seats(_message.Message):
+    __slots__ = ("members",)
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    members: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, members: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class RoundOffer(_message.Message):
+    __slots__ = ("round", "step", "members", "attempt", "slot", "embedding_digest", "compression", "goal", "patience")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    EMBEDDING_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    COMPRESSION_FIELD_NUMBER: _ClassVar[int]
+    GOAL_FIELD_NUMBER: _ClassVar[int]
+    PATIENCE_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    step: int
+    members: _containers.RepeatedScalarFieldContainer[str]
+    attempt: int
+    slot: int
+    embedding_digest: str
+    compression: int
+    goal: int
+    patience: float
+    def __init__(self, round: _Optional[int] = ..., step: _Optional[int] = ..., members: _Optional[_Iterable[str]] = ..., attempt: _Optional[int] = ..., slot: _Optional[int] = ..., embedding_digest: _Optional[str] = ..., compression: _Optional[int] = ..., goal: _Optional[int] = ..., patience: _Optional[float] = ...) -> None: ...
+
+class RoundAnswer(_message.Message):
+    __slots__ = ("round", "step", "embedding_digest")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    EMBEDDING_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    step: int
+    embedding_digest: str
+    def __init__(self, round: _Optional[int] = ..., step: _Optional[int] = ..., embedding_digest: _Optional[str] = ...) -> None: ...
+
+class RoundStart(_message.Message):
+    __slots__ = ("step",)
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    def __init__(self, step: _Optional[int] = ...) -> None: ...
 
 class Place(_message.Message):
     __slots__ = ("round", "step", "microbatch")

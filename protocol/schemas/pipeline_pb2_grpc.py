@@ -26,7 +26,9 @@ if _version_not_supported:
 
 
 class PipelineStub:
-    """One stream between two neighbouring stages of a replica group. The earlier stage calls the later one.
+    """One stream between two neighbouring stages of a replica group, for as long as they are neighbours. The earlier stage
+    calls the later one: "Will you be the stage behind mine?" Who has a stage before it already, serves another stage, or
+    has not caught up with the run, refuses the call.
     """
 
     def __init__(self, channel):
@@ -43,7 +45,9 @@ class PipelineStub:
 
 
 class PipelineServicer:
-    """One stream between two neighbouring stages of a replica group. The earlier stage calls the later one.
+    """One stream between two neighbouring stages of a replica group, for as long as they are neighbours. The earlier stage
+    calls the later one: "Will you be the stage behind mine?" Who has a stage before it already, serves another stage, or
+    has not caught up with the run, refuses the call.
     """
 
     def Exchange(self, request_iterator, context):
@@ -69,7 +73,9 @@ def add_PipelineServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Pipeline:
-    """One stream between two neighbouring stages of a replica group. The earlier stage calls the later one.
+    """One stream between two neighbouring stages of a replica group, for as long as they are neighbours. The earlier stage
+    calls the later one: "Will you be the stage behind mine?" Who has a stage before it already, serves another stage, or
+    has not caught up with the run, refuses the call.
     """
 
     @staticmethod

@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import logging
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,23 +12,12 @@ import grpc
 from google.protobuf.descriptor import MethodDescriptor
 from hypothesis import strategies as st
 
-from peer.network.group import (
-    ATTEMPT_KEY,
-    REPLICA_KEY,
-    Attempt,
-    GroupService,
-    Lease,
-    LeaseEvent,
-    Membership,
-    PipelineService,
-    link,
-)
-from protocol.identity import PeerId, ReplicaId
+from peer.network.group import REPLICA_KEY
+from peer.swarm.group.seats import Seats
 from protocol.net.channels import HANDSHAKE_KEY, handshake
 from protocol.schemas import (
     blobs_pb2,
     credit_pb2,
-    group_pb2,
     monitor_pb2,
     pipeline_pb2,
     reconciliation_pb2,
@@ -45,7 +33,6 @@ MANIFEST = small_manifest()
 KINDS = (
     blobs_pb2,
     credit_pb2,
-    group_pb2,
     monitor_pb2,
     pipeline_pb2,
     reconciliation_pb2,
@@ -59,6 +46,7 @@ METHODS: dict[str, MethodDescriptor] = {
     for service in kind.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 }
+PIPELINE = f"/{pipeline_pb2.DESCRIPTOR.services_by_name['Pipeline'].full_name}/"
 DOOR = f"/{run_pb2.DESCRIPTOR.services_by_name['Run'].full_name}/"
 MEANT = {
     grpc.StatusCode.OK,
@@ -99,14 +87,18 @@ class Complaints(logging.Handler):
 
 @dataclass(slots=True)
 class Town:
-    """`victim` is a volunteer of stage 1 and serves everything; `caller` is admitted and certified as it is."""
+    """`victim` is a volunteer of stage 1 and serves everything; `caller` is admitted and certified as it is, and so is
+    `before`, of the stage before the victim's."""
 
     victim: LoopbackPeer
     caller: LoopbackPeer
-    group: GroupService
-    pipeline: PipelineService
+    before: LoopbackPeer
+    seats: Seats
+    """Of the victim."""
     channel: grpc.aio.Channel
     door: grpc.aio.Channel
+    link: grpc.aio.Channel
+    """Of the stage before."""
     known: list[str]
     signed: list[bytes]
     honest: dict[str, Any]
@@ -128,11 +120,11 @@ class Town:
 
     def metadata(self) -> st.SearchStrategy[tuple[tuple[str, str], ...]]:
         """Mostly what lets a call in."""
-        me = self.caller.id
-        right = (*handshake(MANIFEST), (REPLICA_KEY, me), (ATTEMPT_KEY, "1"))
+        me = self.before.id
+        right = (*handshake(MANIFEST), (REPLICA_KEY, me))
         text = st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=40)
         values = st.one_of(text, st.sampled_from([me, MANIFEST.digest, "-1", "9" * 5000, "1e9", "1_0", "1.0"]))
-        names = st.sampled_from([HANDSHAKE_KEY, REPLICA_KEY, ATTEMPT_KEY, "x"])
+        names = st.sampled_from([HANDSHAKE_KEY, REPLICA_KEY, "x"])
         wrong = st.lists(st.tuples(names, values), max_size=4).map(tuple)
         one_wrong = st.tuples(names, values).map(lambda pair: tuple({**dict(right), pair[0]: pair[1]}.items()))
         return st.one_of(*[st.just(right)] * 6, one_wrong, wrong)
@@ -140,7 +132,8 @@ class Town:
     async def attempt(self, call: Call) -> grpc.StatusCode:
         """Make a hostile call; how it ended. What was not meant is raised."""
         self.open_the_way(call.path)
-        channel = self.door if call.path.startswith(DOOR) else self.channel
+        channels = {DOOR: self.door, PIPELINE: self.link}
+        channel = next((at for service, at in channels.items() if call.path.startswith(service)), self.channel)
         code, details = await _made(channel, call)
         assert code in MEANT or details == CALLERS_OWN, f"{call} ended as {code}: {details}"
         self.assert_calm(call)
@@ -152,15 +145,10 @@ class Town:
 
     def open_the_way(self, path: str) -> None:
         """So that a stream is carried, and not refused before."""
-        me = PeerId(self.caller.id)
-        replica = ReplicaId(me)
-        if path.startswith("/hetpeer.v1.Group/"):
-            self.group.lease = Lease()
-        if path.endswith("/Follow"):
-            self.group.lease.take(LeaseEvent.INVITED, replica, time.monotonic())
-            self.group._invitation = Membership(replica, 0)
-        if path.endswith("/Exchange"):
-            self.pipeline.expect(Attempt(replica, 1), me, link(MANIFEST, me, "stage 0"))
+        if path.startswith(PIPELINE):
+            self.seats.hang_up("another calls")
+            self.seats.close()
+            self.seats.called, self.seats.open = None, True
 
     def assert_calm(self, call: object) -> None:
         """Nothing has complained since the last time."""

@@ -15,14 +15,16 @@ from hypothesis import strategies as st
 from bootstrap.node import as_operator
 from peer.network import admission
 from peer.network.gossip import tell_revocation
-from peer.network.group import Attempt, Membership, Seat, invite
+from peer.network.group import Attempt, call, link
 from peer.network.handover_service import bequeath
 from peer.network.reach.probing import measure_doors
 from peer.network.snapshot_transfer import fetch_snapshot
+from protocol.codec.seating import RoundOffer, pack_offer, unpack_answer, unpack_seats
 from protocol.errors import HetpeerError
 from protocol.identity import PeerId, ReplicaId
 from protocol.net.blobs import fetch
 from protocol.net.channels import listen, options
+from protocol.net.tasks import Children
 from protocol.run.run_files import RunFile, describe, file_names
 from protocol.trust.bequests import Bequest
 from protocol.trust.keys import load_or_create
@@ -60,9 +62,22 @@ async def compare(liar: Liar) -> None:
     await liar.peer.outer.reconciler.compare(liar.record, whole=True)
 
 
-async def be_invited(liar: Liar) -> None:
-    seat, contacts = Seat(liar.record.peer_id, liar.record.address), liar.peer.outer.reconciler.contacts
-    await invite(1, seat, Membership(ReplicaId(liar.peer.id), 0), contacts)
+async def sit_before(liar: Liar) -> None:
+    """Call it to the seat behind this peer, and offer it a round."""
+    me, it = PeerId(liar.peer.id), liar.record.peer_id
+    downstream = link(MANIFEST, it, "stage 1")
+    async with Children() as children:
+        children.spawn(call(liar.record, liar.peer.outer.reconciler.contacts, ReplicaId(me), downstream))
+        downstream.send(pack_offer(RoundOffer(1, 0, (me, it), 1, 0, "", MANIFEST.compressions[0], 3, 20.0)))
+        try:
+            said = await downstream.receive()
+            with downstream.blamed():
+                unpack_seats(said, it, 1)
+            said = await downstream.receive()
+            with downstream.blamed():
+                unpack_answer(said, MANIFEST)
+        finally:
+            downstream.abort("enough")
 
 
 async def offer(liar: Liar) -> None:
@@ -109,7 +124,7 @@ async def measure(liar: Liar) -> None:
 
 ASKS: dict[Asks, str] = {
     compare: "Reconciliation/Compare",
-    be_invited: "Group/Invite",
+    sit_before: "Pipeline/Exchange",
     offer: "Succession/Bequeath",
     ask_for_credit: "Credit/Sign",
     fetch_blob: "Blobs/Fetch",

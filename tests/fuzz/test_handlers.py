@@ -14,9 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peer.network.group import ATTEMPT_KEY, REPLICA_KEY
+from peer.network.group import REPLICA_KEY
 from protocol.net.channels import handshake
+from protocol.schemas import pipeline_pb2 as pb
 from protocol.schemas.blobs_pb2 import FetchRequest
+from protocol.schemas.pipeline_pb2_grpc import PipelineStub
 from tests.fuzz.hostile import MANIFEST, METHODS, Call, Town
 from tests.fuzz.memory import resident
 from tests.fuzz.town import town
@@ -81,10 +83,25 @@ def test_an_offset_beyond_a_file_is_its_end(here: Here):
                 assert here.attempt(Call("/hetpeer.v1.Blobs/Fetch", [request], handshake(MANIFEST))) == "OK"
 
 
-def test_an_attempt_of_thousands_of_digits_is_one_that_nobody_expects(here: Here):
-    """Python reads no number of so many."""
-    metadata = (*handshake(MANIFEST), (REPLICA_KEY, here.town.caller.id), (ATTEMPT_KEY, "9" * 5000))
+def test_a_replica_of_thousands_of_letters_is_none_that_anybody_is_in(here: Here):
+    metadata = (*handshake(MANIFEST), (REPLICA_KEY, "9" * 5000))
     assert here.attempt(Call("/hetpeer.v1.Pipeline/Exchange", [], metadata)) == "FAILED_PRECONDITION"
+
+
+def test_a_stage_that_speaks_as_it_should_is_heard_to_the_end(here: Here):
+    """So that what is changed in what it says gets as far."""
+
+    async def speak(offer: pb.Frame) -> list[str | None]:
+        here.town.open_the_way("/hetpeer.v1.Pipeline/Exchange")
+        metadata = (*handshake(MANIFEST), (REPLICA_KEY, here.town.before.id))
+        stream = PipelineStub(here.town.link).Exchange(metadata=metadata, timeout=20)
+        await stream.write(offer)
+        heard = [await stream.read(), await stream.read()]
+        stream.cancel()
+        return [each.WhichOneof("kind") for each in heard]
+
+    assert here.runner.run(speak(here.town.honest["/hetpeer.v1.Pipeline/Exchange"])) == ["seats", "answer"]
+    here.runner.run(here.town.assert_up())
 
 
 @settings(max_examples=5)

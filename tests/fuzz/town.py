@@ -18,7 +18,10 @@ from bootstrap.monitor.watch import Monitor, MonitorService
 from bootstrap.node import as_operator
 from bootstrap.rate_limit import Rates
 from peer.network.gossip import entry_to_wire, summary_to_wire
-from peer.network.group import Attempt, GroupService, PipelineService
+from peer.network.group import Attempt, Link, PipelineService
+from peer.swarm.group.seats import Seats
+from protocol.codec.frames import FramePosition, FrameRules, unpack_forward
+from protocol.codec.seating import RoundAnswer, RoundOffer, pack_answer, pack_offer, unpack_offer, unpack_start
 from protocol.errors import HetpeerError
 from protocol.identity import EMBEDDING, PeerId, ReplicaId, RunId, stage_part
 from protocol.monitor import Noted, StepReport, pack_report
@@ -34,11 +37,8 @@ from protocol.run.run_files import RunFile, describe, file_names
 from protocol.schemas import (
     blobs_pb2,
     credit_pb2,
-    group_pb2,
-    group_pb2_grpc,
     monitor_pb2,
     monitor_pb2_grpc,
-    pipeline_pb2,
     pipeline_pb2_grpc,
     reconciliation_pb2,
     run_pb2,
@@ -65,19 +65,17 @@ async def town(folder: Path) -> AsyncIterator[Town]:
         clock = itertools.count()  # a second a call: nobody's allowance ends
         guard = Guard(clock=lambda: float(next(clock)))
         monitor = Monitor.of(MANIFEST, RunId("ab" * 32))
-        groups: dict[PeerId, GroupService] = {}
         pipelines: dict[PeerId, PipelineService] = {}
 
         def serve_more(server: grpc.aio.Server, peer: PeerId) -> None:
-            groups[peer], pipelines[peer] = GroupService(MANIFEST, 1, peer), PipelineService(MANIFEST)
-            groups[peer].ready = True
-            group_pb2_grpc.add_GroupServicer_to_server(groups[peer], server)
+            pipelines[peer] = PipelineService(MANIFEST)
             pipeline_pb2_grpc.add_PipelineServicer_to_server(pipelines[peer], server)
             service = MonitorService(MANIFEST, monitor, nobody)  # an operator's node has it on a port of this kind
             monitor_pb2_grpc.add_MonitorServicer_to_server(service, server)
 
         village = Village(MANIFEST, folder, stack, operator, [], [guard, AnyBytes()], serve_more)
         caller, victim = await village.join("caller", 1), await village.join("victim", 1)
+        before = await village.join("before", 0)
         victim.earned.seen.exchange(1, PeerId(caller.id), 1, Attempt(ReplicaId(victim.id), 1))
         victim.earned.seen.close(PART, 1, {PeerId(caller.id): ("ab" * 32, 1)})
         victim.handover.handovers, victim.handover.open = Handovers(), True
@@ -88,26 +86,50 @@ async def town(folder: Path) -> AsyncIterator[Town]:
         door = await _serve_door(village, stack, monitor)
         snapshots, state = victim.outer.followed.snapshots, victim.outer.followed.parts[PART].state
         snapshots.write(PART, 1, History(), [each.numpy() for each in state.grid.values()])
+        link = channel_to(record, MANIFEST, before.outer.reconciler.contacts.credentials)
         known, signed = _material(village, caller, victim)
-        me = PeerId(victim.id)
-        honest = _honest(caller, victim)
-        made = Town(victim, caller, groups[me], pipelines[me], channel, door, known, signed, honest)
+        honest = _honest(caller, before, victim)
+        tasks = await stack.enter_async_context(asyncio.TaskGroup())
+        seats = Seats(victim.outer.reconciler, pipelines[PeerId(victim.id)], tasks, open=True)
+        made = Town(victim, caller, before, seats, channel, door, link, known, signed, honest)
         stack.push_async_callback(channel.close, None)
+        stack.push_async_callback(link.close, None)
         logging.getLogger().addHandler(made.complaints)
         stack.callback(logging.getLogger().removeHandler, made.complaints)
-        follower = asyncio.create_task(_follow(made.group))
+        follower = asyncio.create_task(_follow(seats))
         stack.callback(follower.cancel)
         yield made
         await village.calm()
 
 
-async def _follow(group: GroupService) -> None:
-    """A volunteer that hears what its leaders order, and does nothing."""
+async def _follow(seats: Seats) -> None:
+    """A volunteer that takes its seat behind whoever calls it, and goes with it as far as that speaks like a stage:
+    from an offer to a start, and to a first frame. Then it leaves."""
     while True:
-        _, reports = await group.wait_for_leader()
+        while not seats.is_called:
+            await seats.reconciler.discovery.news.wait(1.0)
+        seats.sit_down()
+        upstream = seats.upstream
+        assert upstream is not None
         with suppress(HetpeerError):
-            while True:
-                await reports.receive()
+            await _begin(upstream, seats.members[0])
+        if seats.upstream is upstream:
+            seats.leave()
+
+
+async def _begin(upstream: Link, me: PeerId) -> None:
+    """A round, as the stage before has it."""
+    said = await upstream.receive()
+    with upstream.blamed():
+        offer = unpack_offer(said, MANIFEST, 1, me, upstream.peer)
+    upstream.send(pack_answer(RoundAnswer(offer.round, offer.step, offer.embedding_digest)))
+    said = await upstream.receive()
+    with upstream.blamed():
+        step = unpack_start(said, offer.step, offer.goal)
+    said = await upstream.receive()
+    with upstream.blamed():
+        place = FramePosition(offer.round, step, 0)
+        unpack_forward([said], FrameRules.of(MANIFEST), place, offer.embedding_digest)
 
 
 async def _serve_door(village: Village, stack: Any, monitor: Monitor) -> grpc.aio.Channel:
@@ -155,24 +177,22 @@ def _material(village: Village, caller: LoopbackPeer, victim: LoopbackPeer) -> t
     return known, [*signed, revoked, certificates.request(caller.signer.identity)]
 
 
-def _honest(caller: LoopbackPeer, victim: LoopbackPeer) -> dict[str, Any]:
+def _honest(caller: LoopbackPeer, before: LoopbackPeer, victim: LoopbackPeer) -> dict[str, Any]:
     """Of each method, a request that is answered."""
     mine, theirs = caller.outer.reconciler, victim.outer.followed
     statement, entries = mine.statement(), mine.intake.ledgers[PART].all_entries()
     keys = [int.from_bytes(entry.key, "big") for entry in entries]
     held = reconciliation_pb2.PartKeys(part=PART, keys=[*keys, 7])
-    place = pipeline_pb2.Place(round=3, step=1)
     offered = bequests.sign_bequest(caller.signer, Bequest(PeerId(caller.id), PeerId(victim.id), 1, 1, "ef" * 32, 10))
+    group = PeerId(before.id), PeerId(victim.id)
     said = Noted(name="Refused", words="something", round=1, peer=victim.id)
     requests = {
         "Blobs/Fetch": blobs_pb2.FetchRequest(sha256=entries[0].sha256),
         "Credit/Sign": credit_pb2.CreditQuestion(worked=[1, 2], counted=[1, 2], part=PART),
-        "Group/Invite": group_pb2.Invitation(replica=caller.id, stage=1),
-        "Group/Follow": group_pb2.Order(go=group_pb2.Go(attempt=1, step=1)),
         "Monitor/Tell": monitor_pb2.Batch(
             batch_json=pack_report(StepReport(round=1, step=2, loss=5.0, happened=[said]))
         ),
-        "Pipeline/Exchange": pipeline_pb2.Frame(backward=pipeline_pb2.Backward(place=place)),
+        "Pipeline/Exchange": pack_offer(RoundOffer(3, 1, group, 1, 0, "", MANIFEST.compressions[0], 3, 20.0)),
         "Reconciliation/Compare": reconciliation_pb2.Comparison(
             statement=statement,
             parts=[summary_to_wire(summary(ledger)) for ledger in mine.intake.ledgers.values()],

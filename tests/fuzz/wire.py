@@ -10,14 +10,14 @@ import numpy as np
 from peer.network.gossip import summary_of
 from peer.optim import handover_state as bequests
 from protocol import manifest, monitor
-from protocol.codec import bitstream, frames, quantize, rice
+from protocol.codec import bitstream, frames, quantize, rice, seating
 from protocol.codec import contribution as contributions
 from protocol.codec import snapshot as snapshots
 from protocol.codec.chunks import chunk_grid
 from protocol.codec.contribution import SparseTensor
 from protocol.codec.frames import BackwardFrame, EndFrame, ForwardFrame, FramePosition, FrameRules, SumsFrame
 from protocol.errors import FormatError, ManifestError
-from protocol.identity import EMBEDDING, ContributionName, Part, RunId, stage_part
+from protocol.identity import EMBEDDING, ContributionName, Part, PeerId, RunId, stage_part
 from protocol.manifest import Manifest, check_manifest
 from protocol.outer.data_plan import Reading
 from protocol.outer.history import History
@@ -136,7 +136,7 @@ CONTRIBUTIONS = (
     Reader("values in 2 bits", lambda data: read_values(data, "2bit"), itself(quantize.quantize(VALUES, "2bit")[0])),
 )
 
-# Frames, orders, summaries, snapshots, bequests
+# Frames, seats and rounds, summaries, snapshots, bequests
 
 
 def forward() -> bytes:
@@ -178,6 +178,27 @@ def read_end(data: bytes) -> EndFrame:
     assert 0.0 < end.clip_factor <= 1.0
     assert math.isfinite(sum(end.before))
     return end
+
+
+GROUP = PEER, AUTHOR.peer_id
+OFFER = seating.RoundOffer(2, 1, GROUP, 3, 1, SHA256, MANIFEST.compressions[0], MANIFEST.inner.steps, 20.0)
+ANSWER = seating.RoundAnswer(2, 1, SHA256)
+
+
+def read_seats(data: bytes) -> tuple[PeerId, ...]:
+    return seating.unpack_seats(from_protobuf(pipeline_pb2.Frame, data), PEER, 2)
+
+
+def read_offer(data: bytes) -> seating.RoundOffer:
+    return seating.unpack_offer(from_protobuf(pipeline_pb2.Frame, data), MANIFEST, 1, AUTHOR.peer_id, PEER)
+
+
+def read_answer(data: bytes) -> seating.RoundAnswer:
+    return seating.unpack_answer(from_protobuf(pipeline_pb2.Frame, data), MANIFEST)
+
+
+def read_start(data: bytes) -> int:
+    return seating.unpack_start(from_protobuf(pipeline_pb2.Frame, data), 1, 3)
 
 
 def read_comparison(data: bytes) -> list[list[bytes]]:
@@ -258,6 +279,10 @@ WIRE = (
         read_end,
         ((frames.pack_end(2, 1, END).SerializeToString(), END),),
     ),
+    Reader("seats", read_seats, ((seating.pack_seats(GROUP).SerializeToString(), GROUP),)),
+    Reader("a round's offer", read_offer, ((seating.pack_offer(OFFER).SerializeToString(), OFFER),)),
+    Reader("a round's answer", read_answer, ((seating.pack_answer(ANSWER).SerializeToString(), ANSWER),)),
+    Reader("a round's start", read_start, ((seating.pack_start(2).SerializeToString(), 2),)),
     Reader("comparison", read_comparison, ((comparison(), [[]]),)),
     Reader(
         "snapshot header",

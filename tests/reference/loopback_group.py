@@ -1,7 +1,7 @@
 """One replica group in one process, over real gRPC streams on loopback: no DHT, no operator."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
@@ -11,11 +11,12 @@ from torch import Tensor
 
 from peer.compute.trainer import StageTrainer
 from peer.data.batches import Batch
-from peer.network.group import Attempt, Link, PipelineService, Seat, call, link
+from peer.network.group import Link, PipelineService, call, link
 from peer.swarm.group.inner_step import PipelineStage, StepTaken
 from peer.torch_thread import TorchThread
 from protocol.codec.frames import FrameRules
-from protocol.identity import ReplicaId
+from protocol.errors import RefusedError
+from protocol.identity import Endpoint, PeerId, ReplicaId
 from protocol.manifest import Manifest
 from protocol.net.channels import listen, options
 from protocol.net.lenient import AnyBytes
@@ -27,7 +28,7 @@ from tests.reference.admitted import contacts, credentials, identity
 class LoopbackStage:
     """One volunteer without its daemon."""
 
-    seat: Seat
+    seat: Endpoint
     pipeline: PipelineService
     trainer: StageTrainer
     torch_thread: TorchThread
@@ -56,7 +57,7 @@ async def loopback_group(manifest: Manifest, basis: Tensor | None) -> AsyncItera
     async with AsyncExitStack() as stack:
         stages = [await _serve(stack, manifest, index, basis) for index in range(manifest.replicas.stages)]
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
-        _connect(stages, Attempt(ReplicaId(stages[0].seat.peer_id), 1), manifest, tasks)
+        _connect(stages, ReplicaId(stages[0].seat.peer_id), manifest, tasks)
         yield stages
         for each in stages:
             assert each.stage is not None
@@ -69,7 +70,7 @@ async def _serve(stack: AsyncExitStack, manifest: Manifest, index: int, basis: T
     port = listen(server, "127.0.0.1:0", credentials(f"stage {index}").serving())
     peer = identity(f"stage {index}").peer_id
     stage = LoopbackStage(
-        Seat(peer, f"127.0.0.1:{port}"),
+        Endpoint(peer, f"127.0.0.1:{port}"),
         PipelineService(manifest),
         StageTrainer(manifest, index, "group", basis, torch.device("cpu")),
         TorchThread(1),
@@ -81,7 +82,7 @@ async def _serve(stack: AsyncExitStack, manifest: Manifest, index: int, basis: T
     return stage
 
 
-def _connect(stages: list[LoopbackStage], attempt: Attempt, manifest: Manifest, tasks: asyncio.TaskGroup) -> None:
+def _connect(stages: list[LoopbackStage], replica: ReplicaId, manifest: Manifest, tasks: asyncio.TaskGroup) -> None:
     def to(index: int) -> Link:
         return link(manifest, stages[index].seat.peer_id, f"stage {index}")
 
@@ -91,10 +92,21 @@ def _connect(stages: list[LoopbackStage], attempt: Attempt, manifest: Manifest, 
         downstream = links[index][0] if index < len(links) else None
         each.stage = PipelineStage(each.trainer, each.torch_thread, FrameRules.of(manifest), upstream, downstream)
         if upstream is not None:
-            each.pipeline.expect(attempt, stages[index - 1].seat.peer_id, upstream)
+            each.pipeline.welcome = welcome(stages[index - 1].seat.peer_id, replica, upstream)
     for index, (downstream, _) in enumerate(links):
         calling = contacts(f"stage {index}", manifest)
-        tasks.create_task(call(stages[index + 1].seat, calling, attempt, downstream))
+        tasks.create_task(call(stages[index + 1].seat, calling, replica, downstream))
+
+
+def welcome(neighbour: PeerId, replica: ReplicaId, upstream: Link) -> Callable[[PeerId, ReplicaId], Link]:
+    """Welcome the call of one neighbour, for one group, and refuse any other."""
+
+    def answer(caller: PeerId, its: ReplicaId) -> Link:
+        if (caller, its) != (neighbour, replica):
+            raise RefusedError("this stage expects no such neighbour")
+        return upstream
+
+    return answer
 
 
 async def inner_step(stages: list[LoopbackStage], round: int, step: int, batch: Batch) -> float:

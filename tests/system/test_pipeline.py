@@ -162,7 +162,7 @@ def test_a_neighbour_that_runs_ahead_is_cut_off_before_it_fills_the_memory():
         async with loopback_group(run, orthonormal(32)) as stages:
             downstream, upstream = stages[0].stage.downstream, stages[1].stage.upstream
             for _ in range(10 * upstream.most_pending):
-                downstream.send(pb.Frame())
+                downstream.send(pb.Frame(rest=b"1"))
             with pytest.raises(LostMemberError):
                 await downstream.receive()
             for _ in range(upstream.most_pending):

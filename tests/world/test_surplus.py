@@ -57,7 +57,7 @@ def surplus_of_stage_0(run: World, settings: dict[str, bool], more: int = 0) -> 
 
 def test_a_surplus_volunteer_moves_to_the_stage_that_is_short_and_another_group_forms(world: MakeWorld):
     """It is started again after it has moved, by the same command, and stays there."""
-    run = world(replicas={"groups": 2, "datacenters": 0}, outer={"rounds": 10})
+    run = world(replicas={"groups": 2, "datacenters": 0}, outer={"rounds": 13})
     named, others = surplus_of_stage_0(run, ANY)
     lost = run.loop.now
     assert run.run_until(lambda: any(stages_of(each) == [0, 1] for each in others), 200)
@@ -72,7 +72,7 @@ def test_a_surplus_volunteer_moves_to_the_stage_that_is_short_and_another_group_
     run.start(mover)
     all_end_as_they_should(run, *named, *others)
     assert sorted(stages_of(each) for each in others) == [[0], [0, 1, 1]]
-    assert all(told(each, Contributed, lambda event: event.round == 10) for each in others)
+    assert all(told(each, Contributed, lambda event: event.round == 13) for each in others)
     assert digests_of(*named, *others).keys() == {"embedding", "stage-0", "stage-1"}
 
 

@@ -9,7 +9,7 @@ import torch
 
 from bootstrap.genesis import load_run
 from peer.lab.reference_run import Lab
-from peer.swarm.group.leader import REGROUP_SECONDS
+from peer.swarm.group.seats import REGROUP_SECONDS
 from peer.telemetry.decisions import EndedEarly, GoalChanged
 from peer.telemetry.events import Contributed, Event, GroupBroken, GroupFormed, RoundDone
 from peer.telemetry.group_decisions import MemberChanged, Released

@@ -36,6 +36,11 @@ class Incoming:
         """Whether the next is, or the news that none will be."""
         return self.task is not None and self.task.done()
 
+    @property
+    def over(self) -> bool:
+        """Whether nothing more comes: the neighbour is gone, or broke the protocol, as `take` says."""
+        return self.task is not None and self.task.done() and self.task.exception() is not None
+
     def expect(self, due: Iterable[Due]) -> None:
         """More is due than was known."""
         self.due.extend(due)

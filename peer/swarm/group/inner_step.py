@@ -275,6 +275,9 @@ class StepInHand:
                 with self._timed(microbatch):
                     await self.here.torch_thread.run(self.here.trainer.weight_gradients, self.number(microbatch))
             case None:
+                for each in (self.before, self.behind):
+                    if each is not None and each.over:
+                        each.take()  # the step cannot end: whoever waits for this stage is to learn it
                 upstream = isinstance(self.todo.due, Forward)
                 with self._waiting_for(self.here.upstream if upstream else self.here.downstream):
                     await wait_for_any(self.before, self.behind)

@@ -1,20 +1,29 @@
-"""How the seats of a group are filled: its leader asks free volunteers, stage by stage."""
+"""Who sits beside a stage in a group: the stage before it has called it, and it calls the stage behind.
+
+A group grows from its first stage on. Each stage that has one before it calls a free volunteer of the next, and tells
+the one before who is seated from it on, until that are all. So nobody is held by a group that cannot grow, and a stage
+answers for those behind it: who finds nobody in time gives way to another of its own.
+"""
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from dataclasses import dataclass
 
+from peer.network.duplex import BreachError
 from peer.network.gossip import Reconciler
-from peer.network.group import Membership, Seat, invite
-from peer.swarm.group.plan import backoff_seconds, choose_members, preferred
+from peer.network.group import Link, PipelineService, call, link
+from peer.swarm.group.plan import backoff_seconds, preferred
 from protocol.clock import monotonic
-from protocol.identity import ReplicaId
+from protocol.codec.seating import pack_seats, unpack_seats
+from protocol.errors import HetpeerError, LostMemberError, RefusedError
+from protocol.identity import PeerId, ReplicaId
 from protocol.net.tasks import Children, Notifier
 from protocol.trust.records import PeerRecord
 
+NO_GROUP = ReplicaId("")
+
 EAGER = 3
-"""After so many failures in a row a leader takes its time."""
+"""After so many failures in a row a peer takes its time."""
 
 MEASURED = 4
 """To so many candidates for a seat the distance is measured."""
@@ -22,54 +31,257 @@ MEASURED = 4
 MEASURE_SECONDS = 1.5
 """Who does not answer twice in so long is too far away, or too busy."""
 
-NOBODY: Mapping[int, PeerRecord] = MappingProxyType({})
+SEAT_SECONDS = 3.0
+"""The time within which a volunteer has to take its seat: a slower one is no use to a group."""
+
+TURN_SECONDS = 0.1
+"""Who says more often who is seated behind it runs ahead, and is cut off: each word is passed on to the first stage."""
+
+FILL_SECONDS = 20.0
+"""The time for each stage behind it within which who has taken a seat has to fill the next, if there is another of its
+stage: it may be unable to reach whom that one can."""
+
+REGROUP_SECONDS = 15.0
+"""So long a stage waits for whom another group has to let go; then it takes whoever is free."""
 
 
-async def fill(
-    reconciler: Reconciler, taken: Mapping[int, Seat], attempt: int, wished: Mapping[int, PeerRecord] = NOBODY
-) -> dict[int, Seat]:
-    """Invite a volunteer to each seat that is not taken, of the `wished` nobody else; the seats that are filled now, by
-    stage.
+@dataclass(slots=True)
+class Seats:
+    """The seats of one stage's group, from this stage on, and the links to those beside it."""
 
-    An accepted invitation is a lease: its holder waits for the leader's call, and is free again if none comes.
-    """
-    discovery, contacts = reconciler.discovery, reconciler.contacts
-    me, stages = discovery.record, contacts.manifest.replicas.stages
-    await _measure(reconciler, [stage for stage in range(1, stages) if stage not in taken])
-    chosen = choose_members(discovery.peers(), me, stages, taken, attempt, discovery.trips)
-    chosen |= {stage: peer for stage, peer in wished.items() if stage not in taken}
-    seats = {stage: Seat(peer.peer_id, peer.address) for stage, peer in chosen.items()}
-    membership = Membership(ReplicaId(me.peer_id), me.slot)
-    accepted = await asyncio.gather(*(invite(stage, seat, membership, contacts) for stage, seat in seats.items()))
-    return {stage: seat for (stage, seat), yes in zip(seats.items(), accepted, strict=True) if yes}
+    reconciler: Reconciler
+    service: PipelineService
+    tasks: asyncio.TaskGroup
+    open: bool = False
+    """Whether this peer takes calls: it has caught up with the run."""
+    called: Link | None = None
+    """The call of a stage before this one that nobody has taken yet."""
+    calls_for: ReplicaId = NO_GROUP
+    upstream: Link | None = None
+    downstream: Link | None = None
+    replica: ReplicaId = NO_GROUP
+    """The group that this stage is in; empty: none."""
+    behind: tuple[PeerId, ...] = ()
+    """Who serves the stages behind this one, as far as they are seated."""
+    usual: PeerId | None = None
+    """Who sat behind this stage in its last group."""
+    wished: PeerId | None = None
+    """Who is to sit there next, for whom it waits `until`."""
+    until: float = 0.0
+    silent: PeerId | None = None
+    """Who did not answer there in time: it is called last."""
 
+    def __post_init__(self) -> None:
+        if self._me.stage:
+            self.service.welcome = self._welcome
 
-def after(seconds: float) -> Callable[[], bool]:
-    """Whether so much time has passed since now."""
-    until = monotonic() + seconds
-    return lambda: monotonic() >= until
+    @property
+    def _me(self) -> PeerRecord:
+        return self.reconciler.discovery.record
 
+    @property
+    def _news(self) -> Notifier:
+        return self.reconciler.discovery.news
 
-async def _measure(reconciler: Reconciler, stages: list[int]) -> None:
-    """Learn how far away the first candidates for each of the stages are, where there is a choice. Peers that compare
-    with each other know it."""
-    discovery = reconciler.discovery
+    @property
+    def _to_fill(self) -> int:
+        """The stages behind this one."""
+        return self.reconciler.contacts.manifest.replicas.stages - 1 - (self._me.stage or 0)
 
-    async def ask(peer: PeerRecord) -> None:
-        await reconciler.compare(peer)
-        if peer.peer_id not in discovery.trips:  # the first comparison opened the channel
-            await reconciler.compare(peer)
+    @property
+    def members(self) -> tuple[PeerId, ...]:
+        """Who is seated from this stage on."""
+        return self._me.peer_id, *self.behind
 
-    orders = [preferred(discovery.peers(), discovery.record, stage) for stage in stages]
-    asked = [peer for order in orders if len(order) > 1 for peer in order[:MEASURED]]
-    unknown = [peer for peer in asked if peer.peer_id not in discovery.trips]
-    if unknown:
-        async with Children() as asking:
-            await asyncio.wait([asking.spawn(ask(peer)) for peer in unknown], timeout=MEASURE_SECONDS)
+    @property
+    def whole(self) -> bool:
+        """Whether every stage behind this one has somebody."""
+        return len(self.behind) == self._to_fill
+
+    @property
+    def is_called(self) -> bool:
+        """Whether a stage before this one waits for it to take its seat."""
+        return self.called is not None and not self.called.ended
+
+    @property
+    def lost(self) -> Link | None:
+        """A link to a neighbour that has ended; None: none has."""
+        return next((each for each in (self.upstream, self.downstream) if each is not None and each.ended), None)
+
+    @property
+    def before_is_gone(self) -> bool:
+        """Whether the stage before this one is no more."""
+        return self.upstream is not None and self.upstream.ended
+
+    def require_neighbours(self) -> None:
+        """Raise LostMemberError if a neighbour is gone."""
+        if (lost := self.lost) is not None:
+            raise LostMemberError(f"{lost.with_whom} is gone")
+
+    # The stage before
+
+    def _welcome(self, neighbour: PeerId, replica: ReplicaId) -> Link:
+        """Take the call of the stage before this one.
+
+        Raises:
+            RefusedError: this peer has one already, or takes no part in groups now, or not with that one.
+        """
+        discovery, me = self.reconciler.discovery, self._me
+        known = discovery.records.get(neighbour)
+        if objection := self.reconciler.bans.objection(neighbour):
+            raise RefusedError(objection)
+        if known is not None and (known.role != "volunteer" or known.stage + 1 != me.stage):
+            raise RefusedError(f"this peer serves stage {me.stage}, and you not the one before it")
+        if me.stage == 1 and PeerId(replica) != neighbour:
+            raise RefusedError("a group is named for its first stage")
+        if not self.open:
+            raise RefusedError("this peer takes no part in groups now")
+        if self.is_called or (self.upstream is not None and not self.upstream.ended):
+            raise RefusedError("this peer is in another group")
+        self.called, self.calls_for = self._link_to(neighbour, me.stage - 1), replica
+        self._news.ring()
+        return self.called
+
+    def sit_down(self) -> None:
+        """Take the seat behind the stage that has called."""
+        self.upstream, self.called, self.replica = self.called, None, self.calls_for
+        self._tell()
+
+    def _tell(self) -> None:
+        """Tell the stage before who is seated from this one on."""
+        self._news.ring()
+        if self.upstream is not None:
+            self.upstream.send(pack_seats(self.members))
+
+    # The stage behind
+
+    async def fill(self) -> None:
+        """Until every stage behind this one has somebody."""
+        attempt = 0
+        while not self.whole:
+            if self.downstream is None:
+                candidate = await self._candidate(attempt)
+                if candidate is None or not await self._call(candidate):
+                    if attempt:  # else another is called at once: who sat here before may be the one that was lost
+                        await self._news.wait(backoff_seconds(min(attempt, EAGER), random.uniform(0.5, 1.5)))
+                    attempt += 1
+                continue
+            try:
+                await self._hear(FILL_SECONDS * (self._to_fill - 1))
+                if not self.whole:
+                    await asyncio.sleep(TURN_SECONDS)
+            except TimeoutError:
+                if await self._candidate(0, self.downstream.peer) is not None:
+                    self._let_go("it has found nobody for the stage behind it")
+                    attempt += 1
+            except HetpeerError as error:
+                if isinstance(error, BreachError):
+                    self.reconciler.bans.note(error.peer, error)
+                self._let_go(str(error))
+                attempt += 1
+
+    async def _candidate(self, attempt: int, without: PeerId | None = None) -> PeerRecord | None:
+        """Whom to call next, after so many in vain; None: nobody is free."""
+        discovery = self.reconciler.discovery
+        there = {peer.peer_id: peer for peer in discovery.peers() if peer.role == "volunteer"}
+        if self.wished is not None and monotonic() < self.until:
+            return there.get(self.wished)
+        await self._measure()
+        order = preferred(discovery.peers(), self._me, discovery.trips)
+        usual = there.get(self.usual) if self.usual is not None else None
+        if usual is not None and usual.stage == self._me.stage + 1 and usual.replica in ("", self.replica):
+            order = [usual, *(peer for peer in order if peer.peer_id != usual.peer_id)]
+        order = [peer for peer in order if peer.peer_id != without]
+        order.sort(key=lambda peer: peer.peer_id == self.silent)
+        return order[attempt % len(order)] if order else None
+
+    async def _call(self, peer: PeerRecord) -> bool:
+        """Have a volunteer take the seat behind this one. Returns whether it does."""
+        self.downstream = self._link_to(peer.peer_id, peer.stage)
+        self.tasks.create_task(call(peer, self.reconciler.contacts, self.replica, self.downstream))
+        try:
+            await self._hear(SEAT_SECONDS)
+        except (HetpeerError, TimeoutError) as error:
+            if isinstance(error, BreachError):
+                self.reconciler.bans.note(error.peer, error)
+            self._let_go("it has not taken its seat")
+            return False
+        return True
+
+    async def _hear(self, seconds: float) -> None:
+        """Who is seated behind this stage now.
+
+        Raises:
+            LostMemberError, BreachError: the one behind it is gone, or says what cannot be.
+            TimeoutError: it says nothing new in that time.
+        """
+        assert self.downstream is not None
+        async with asyncio.timeout(seconds):
+            said = await self.downstream.receive()
+        with self.downstream.blamed():
+            self.behind = unpack_seats(said, self.downstream.peer, self._to_fill)
+        self.usual, self.wished = self.downstream.peer, None
+        self._tell()
+
+    def _let_go(self, reason: str) -> None:
+        if self.downstream is not None:
+            self.downstream.abort(reason)
+        had, self.downstream, self.behind, self.usual = self.behind, None, (), None
+        if had:
+            self._tell()
+
+    async def _measure(self) -> None:
+        """Learn how far away the first candidates are, where there is a choice. Peers that compare with each other know
+        it."""
+        discovery = self.reconciler.discovery
+
+        async def ask(peer: PeerRecord) -> None:
+            await self.reconciler.compare(peer)
+            if peer.peer_id not in discovery.trips:  # the first comparison opened the channel
+                await self.reconciler.compare(peer)
+
+        order = preferred(discovery.peers(), self._me)
+        unknown = [peer for peer in order[:MEASURED] if peer.peer_id not in discovery.trips]
+        if unknown and len(order) > 1:
+            async with Children() as asking:
+                await asyncio.wait([asking.spawn(ask(peer)) for peer in unknown], timeout=MEASURE_SECONDS)
+
+    # Both
+
+    def _link_to(self, peer: PeerId, stage: int) -> Link:
+        contacts = self.reconciler.contacts
+        made = link(contacts.manifest, peer, f"stage {stage} of this group ({peer[-8:]})", contacts.bandwidth)
+        made.on_message = lambda said: self._news.ring() if isinstance(said, HetpeerError) else None
+        return made
+
+    def hang_up(self, reason: str) -> None:
+        """End both links at once: whoever waits for this peer learns that the group is broken."""
+        for each in (self.upstream, self.downstream):
+            if each is not None:
+                each.abort(reason)
+
+    def leave(self) -> None:
+        """Out of the group, between two inner steps: what has been said still goes out."""
+        for each in (self.upstream, self.downstream):
+            if each is not None:
+                each.close()
+        self.upstream = self.downstream = None
+        self.replica, self.behind = NO_GROUP, ()
+
+    def wait_for(self, peer: PeerId | None) -> None:
+        """From the next group on, another is to sit behind this stage, whom another group lets go."""
+        self.wished, self.until = peer, monotonic() + REGROUP_SECONDS
+
+    def close(self) -> None:
+        """Take no more calls, and hang up on who has called: it looks for another."""
+        self.open = False
+        if self.called is not None:
+            self.called.close()
+        self.leave()
 
 
 async def pause(news: Notifier, failures: int) -> None:
-    """Between two attempts at a round, of which so many have failed in a row. After a few, news do not shorten it: each
-    attempt makes some."""
+    """Between two groups, of which so many have failed in a row. After a few, news do not shorten it: each attempt
+    makes some."""
     seconds = backoff_seconds(failures, random.uniform(0.5, 1.5))
-    await (news.wait(seconds) if failures < EAGER else asyncio.sleep(seconds))
+    await (news.wait(seconds) if failures <= EAGER else asyncio.sleep(seconds))

@@ -1,7 +1,7 @@
-"""What leader and member of a group have in common: a stage's place in a round, and its links."""
+"""A stage of a group on its way through the rounds: its weights, its inner steps, its contribution."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -9,7 +9,7 @@ from peer.compute.calibration import told
 from peer.compute.fitting import microbatches_that_fit
 from peer.compute.trainer import StageTrainer
 from peer.data.batches import Batch
-from peer.network.group import Attempt, Link, PipelineService, Seat, call, link
+from peer.network.group import Attempt, Link
 from peer.network.receipt_exchange import Earned
 from peer.swarm import waits
 from peer.swarm.group.handover import Handover
@@ -22,8 +22,8 @@ from peer.telemetry.decisions import EndedEarly, Waiting
 from peer.telemetry.events import RoundDone, StepDone
 from protocol.clock import monotonic
 from protocol.codec.frames import FrameRules
+from protocol.errors import LostMemberError
 from protocol.identity import EMBEDDING, PeerId
-from protocol.net.bandwidth import Bandwidth
 from protocol.net.blobs import BlobService
 from protocol.outer.data_plan import Spans
 
@@ -32,6 +32,10 @@ LOOK_SECONDS = 1.0
 
 LONG_STEP_SECONDS = 10.0
 """A step that has lasted so long is worth a word about whom it waits for."""
+
+
+class LeavingError(LostMemberError):
+    """This peer is asked to go, or the run is over, in the middle of a round."""
 
 
 @dataclass(slots=True)
@@ -44,10 +48,7 @@ class StageRound:
 
     outer: OuterLoop
     trainer: StageTrainer
-    tasks: asyncio.TaskGroup
     handover: Handover
-    service: PipelineService
-    """Takes the calls of the stage before this one."""
     blobs: BlobService
     earned: Earned
     split_backward: bool = False
@@ -66,21 +67,19 @@ class StageRound:
     embedding_digest: str = ""
     pipeline: PipelineStage | None = None
     attempt: Attempt | None = None
-    """The attempt that the links are of."""
+    """The attempt of the group that it is in."""
     bytes_sent: int = 0
+    """Over all links, until the last inner loop ended."""
     depth: int = 0
     """Microbatches in flight that the last links needed."""
     pace: StepPace = field(default_factory=StepPace)
     overdue: Callable[[float], None] = lambda seconds: None
     """Is told, again and again, for how long the step in flight has lasted."""
-    waited_for: str = ""
-    """The peer whose frame was due when this attempt's links were ended; empty: nobody's was."""
     started: float = field(default_factory=monotonic)
 
     async def load(self, round: int, steps: int, compression: int, goal: int | None = None) -> None:
         """Start a round from the outer state, or go on with what this stage has of it; `steps` of its inner steps are
-        done by others. Frames have d / `compression` numbers a token. `goal` is the leader's; None: this is the leader.
-        """
+        done by others. Frames have d / `compression` numbers a token. `goal` is the first stage's; None: this is it."""
         if self.round != round or self.trainer.index > 0:  # what stage 0 trains in a round follows from k
             self.compression = compression
             await self.outer.followed.torch_thread.run(self.trainer.compress, compression, self.outer.followed.grids)
@@ -100,18 +99,10 @@ class StageRound:
         if peer in discovery.records:
             await self.outer.reconciler.compare(discovery.records[peer])
 
-    def open_links(self, attempt: Attempt, seats: Mapping[int, Seat]) -> None:
-        """Make the links to the neighbours for an attempt. The stage before this one calls when the leader gives the
-        word."""
-        self.hang_up()
-        self.waited_for = ""
+    def open_pipeline(self, attempt: Attempt, upstream: Link | None, downstream: Link | None) -> None:
+        """Make ready for the inner steps of the round that is loaded, over the links to the neighbours."""
         self.attempt = attempt
-        manifest, stage, upstream, downstream = self.outer.manifest, self.trainer.index, None, None
-        if stage > 0:
-            upstream = self._link_to(stage - 1, seats)
-            self.service.expect(attempt, seats[stage - 1].peer_id, upstream)
-        if stage < manifest.replicas.stages - 1:
-            downstream = self._link_to(stage + 1, seats)
+        manifest, stage = self.outer.manifest, self.trainer.index
         self.pipeline = PipelineStage(
             self.trainer,
             self.outer.followed.torch_thread,
@@ -127,28 +118,10 @@ class StageRound:
             goal=self.goal,
         )
 
-    def call_downstream(self, attempt: Attempt, seats: Mapping[int, Seat]) -> None:
-        """Call the next stage, if there is one: of two neighbours the earlier stage calls the later one."""
-        if self.pipeline is not None and self.pipeline.downstream is not None:
-            neighbour, contacts = seats[self.trainer.index + 1], self.outer.reconciler.contacts
-            self.tasks.create_task(call(neighbour, contacts, attempt, self.pipeline.downstream))
-
-    def _link_to(self, stage: int, seats: Mapping[int, Seat]) -> Link:
-        seat = seats[stage]
-        who = f"stage {stage} of this group ({seat.peer_id[-8:]} at {seat.address})"
-        return link(self.outer.manifest.at(self.compression), seat.peer_id, who, self._bandwidth)
-
-    def interrupt(self, reason: str) -> None:
-        """End the links: whoever waits for a neighbour learns that the group is broken."""
-        self.waited_for = self.waits_for or self.waited_for
-        for each in self._links():
-            each.abort(reason)
-
     @property
-    def waits_for(self) -> PeerId | None:
-        """The neighbour whose frame is due."""
-        waiting = self.pipeline.waiting if self.pipeline is not None else None
-        return waiting.peer if waiting is not None else None
+    def waits_for(self) -> Link | None:
+        """The link to the neighbour whose frame is due."""
+        return self.pipeline.waiting if self.pipeline is not None else None
 
     async def step(self, source: Source | None) -> StepTaken:
         """One inner step of this stage; `source` is stage 0's.
@@ -158,7 +131,7 @@ class StageRound:
         """
         assert self.pipeline is not None
         await self.handover.inherit()
-        self._bandwidth.begin_steps()
+        self.outer.reconciler.contacts.bandwidth.begin_steps()
         with self._watched():
             taken = await self.pipeline.run(self.round, self.steps, source)
         self.outer.emit(StepDone(self.round, self.steps, taken.sums.loss, self.outer.manifest.tokens_per_step))
@@ -204,25 +177,23 @@ class StageRound:
             stage = self.trainer.index + (1 if self.pipeline.waiting is self.pipeline.downstream else -1)
             self.outer.emit(waits.for_a_neighbour(self.pipeline.waiting.peer, stage, self.steps))
 
-    def hang_up(self) -> None:
-        """End the links of an inner loop that is over: every frame on them has arrived, or no step would have ended."""
-        for each in self._links():
-            each.close()
-        self._forget_links()
-
     async def abandon(self, reason: str) -> None:
         """Hang up on the neighbours, and roll back the inner step in flight."""
         if self.pipeline is not None:
             await self.pipeline.abandon(reason)
-            self._forget_links()
+            self.end_steps()
         self.earned.ask_soon()
 
-    def _forget_links(self) -> None:
-        self.bytes_sent += sum(each.bytes_sent for each in self._links())
-        self._bandwidth.end_steps()
-        self.depth = self.pipeline.depth if self.pipeline is not None else self.depth
-        if self.pipeline is not None and self.pipeline.speed:
-            self.outer.discovery.tell(tokens_per_second=told(self.pipeline.speed))
+    def end_steps(self) -> None:
+        """The inner loop is over: every frame has arrived, or no step would have ended."""
+        self.outer.reconciler.contacts.bandwidth.end_steps()
+        if self.pipeline is not None:
+            for link in (self.pipeline.upstream, self.pipeline.downstream):
+                if link is not None:
+                    self.bytes_sent, link.bytes_sent = self.bytes_sent + link.bytes_sent, 0
+            self.depth = self.pipeline.depth
+            if self.pipeline.speed:
+                self.outer.discovery.tell(tokens_per_second=told(self.pipeline.speed))
         self.pipeline = None
 
     async def take_up(self) -> None:
@@ -253,9 +224,34 @@ class StageRound:
         self.earned.ask_soon()
         await agree(self.outer)
 
+    async def finish_up_to(self, round: int, first: PeerId, is_lost: Callable[[], bool]) -> None:
+        """Finish all rounds up to this one, in the group of the stage `first`.
+
+        Raises:
+            LeavingError: this peer is asked to go, or the run is over, before that.
+            LostMemberError: the group `is_lost`, and its first stage has not contributed: another group may need this
+                peer for that.
+        """
+        outer = self.outer
+
+        def is_broken() -> bool:
+            if not is_lost():
+                return False
+            if EMBEDDING in outer.followed.parts:
+                return first not in outer.followed.parts[EMBEDDING].ledger.accepted.get(outer.clock, {})
+            record = outer.discovery.records.get(first)  # an uncompressed group's later stages follow nothing of its
+            return record is None or record.contributed < outer.clock
+
+        while outer.clock <= round and not outer.finished:
+            if outer.over or outer.leaving:
+                raise LeavingError("this peer leaves")
+            if is_broken():
+                raise LostMemberError(f"its group is broken, and has not contributed to round {outer.clock}")
+            await self.finish(is_broken)
+
     async def contribute(self) -> None:
         """Contribute what there is, without waiting for anybody."""
-        self.hang_up()
+        self.end_steps()
         if self.steps:
             if self.steps < self.outer.manifest.inner.steps:
                 why = "this peer leaves" if self.outer.leaving else self.outer.late(self.round)
@@ -274,15 +270,6 @@ class StageRound:
             await self.handover.inherit()
             if await self.outer.wait_for_others(self.outer.clock, lambda: interrupted() or self.handover.due, wait):
                 await self.finish()
-
-    @property
-    def _bandwidth(self) -> Bandwidth:
-        return self.outer.reconciler.contacts.bandwidth
-
-    def _links(self) -> list[Link]:
-        if self.pipeline is None:
-            return []
-        return [each for each in (self.pipeline.upstream, self.pipeline.downstream) if each is not None]
 
     def _done(self, round: int, steps: int, counts: dict[str, int]) -> RoundDone:
         return RoundDone(

@@ -1,11 +1,8 @@
-"""Who has to go when a group does not get on: how long a step may take, whom it waited for, whose word counts. Pure."""
+"""How long an inner step may take, and who holds it up. Pure."""
 
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median
-
-from protocol.identity import PeerId
 
 STEPS_REMEMBERED = 16
 
@@ -23,8 +20,11 @@ FIRST_SECONDS = 120.0
 FIRST_PATIENCE = 8.0
 """Or so many times what this peer's own passes take: the pipeline fills, and others are slower or share its machine."""
 
-LATE = 4.0
-"""A step that took too long is to be called off in this part of the time."""
+TRUSTED = 4.0
+"""What another stage tells of how long to wait counts up to so many times what this peer would."""
+
+FURTHER = 0.25
+"""For each stage between it and the end of the group, a neighbour is waited for so much longer."""
 
 
 @dataclass(slots=True)
@@ -43,6 +43,14 @@ class StepPace:
         """After so many seconds somebody holds the step up."""
         return max(LEAST_SECONDS, PATIENCE * median(self.seconds)) if self.seconds else self.first
 
+    def bound_in(self, told: float) -> float:
+        """The bound in a group whose first stage has told its own, so that all have one: of two that differ, the more
+        patient one could be taken for who holds the step up. A lie makes nobody much too patient, nor who has
+        seen steps much too impatient."""
+        own = self.bound()
+        least = max(LEAST_SECONDS, own / TRUSTED) if self.seconds else LEAST_SECONDS
+        return min(max(told, least), TRUSTED * own)
+
 
 def first_seconds(tokens: int, tokens_per_second: float) -> float:
     """How long the first inner step of so many tokens may take, by the speed of this peer's own passes. By its own:
@@ -50,28 +58,12 @@ def first_seconds(tokens: int, tokens_per_second: float) -> float:
     return max(FIRST_SECONDS, FIRST_PATIENCE * tokens / tokens_per_second)
 
 
-def held_up(first: PeerId, waited_for: Mapping[PeerId, PeerId]) -> tuple[PeerId | None, PeerId]:
-    """By whose word, and by whom a step is held up that the leader waited for `first` in.
+def patience_with(bound: float, stages: int) -> float:
+    """Seconds after which a stage holds a neighbour to account for a step whose `bound` has passed; `stages` are on
+    that neighbour's side, itself counted.
 
-    All members are in `waited_for`. They say whose frame they waited for; the last that names no other member is at
-    fault. 1F1B never waits in a circle: who names one that has been passed already is no better than who names nobody.
-    The word is None where the leader saw it itself.
+    If one holds the step up, all others wait in its direction, and each sees its own neighbour alone. The nearer a
+    neighbour is to the group's end the sooner it is held to account: so the first to be is the one at fault, and those
+    between it and the others learn in time that the group is broken.
     """
-    accuser: PeerId | None = None
-    culprit, passed = first, {first}
-    while (after := waited_for.get(culprit, culprit)) in waited_for and after not in passed:
-        accuser, culprit = culprit, after
-        passed.add(culprit)
-    return accuser, culprit
-
-
-@dataclass(slots=True)
-class Accusations:
-    """What members said of others. One may meet one that breaks the protocol; who meets a second is the likelier liar,
-    and could empty the group one by one."""
-
-    against: dict[PeerId, PeerId] = field(default_factory=dict)
-
-    def weigh(self, accuser: PeerId, accused: PeerId) -> PeerId:
-        """Who of the two has to go."""
-        return accused if self.against.setdefault(accuser, accused) == accused else accuser
+    return bound * (1 + FURTHER * (stages - 1))

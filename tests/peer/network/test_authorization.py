@@ -3,159 +3,146 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
-from peer.network.group import (
-    ATTEMPT_KEY,
-    REPLICA_KEY,
-    Attempt,
-    GroupService,
-    Membership,
-    PipelineService,
-    Seat,
-    call,
-    invite,
-    lead,
-    link,
-    orders_to,
-)
+from peer.network.group import REPLICA_KEY, Link, PipelineService, call, link
+from peer.swarm.group.seats import Seats
+from protocol.codec.seating import pack_start, unpack_start
+from protocol.errors import LostMemberError
 from protocol.identity import PeerId, ReplicaId
-from protocol.net.channels import channel_to, handshake, listen, options
+from protocol.net.channels import handshake
 from protocol.outer.ledger import Revocation
-from protocol.schemas import (
-    group_pb2,
-    group_pb2_grpc,
-    pipeline_pb2,
-    pipeline_pb2_grpc,
-    reconciliation_pb2_grpc,
-    succession_pb2,
-    succession_pb2_grpc,
-)
+from protocol.schemas import pipeline_pb2_grpc, reconciliation_pb2_grpc, succession_pb2, succession_pb2_grpc
 from protocol.schemas import reconciliation_pb2 as said
 from protocol.trust.bequests import Bequest, Handovers, sign_bequest
 from protocol.trust.proofs import revoke
-from tests.reference.admitted import There, contacts, credentials, identity, there
 from tests.reference.loopback_peers import LoopbackPeer, village
 from tests.reference.small_manifest import small_manifest
+from tests.reference.waiting import until
 
 MANIFEST = small_manifest()
-LEADER, MEMBER = identity("leader").peer_id, identity("member").peer_id
-REPLICA = ReplicaId(LEADER)
 HANDSHAKE = handshake(MANIFEST)
-
-
-@asynccontextmanager
-async def member() -> AsyncIterator[tuple[GroupService, PipelineService, There]]:
-    """A volunteer of stage 1."""
-    server, group, pipeline = (
-        grpc.aio.server(options=options(MANIFEST)),
-        GroupService(MANIFEST, 1, MEMBER),
-        PipelineService(MANIFEST),
-    )
-    group.ready = True
-    group_pb2_grpc.add_GroupServicer_to_server(group, server)
-    pipeline_pb2_grpc.add_PipelineServicer_to_server(pipeline, server)
-    address = f"127.0.0.1:{listen(server, '127.0.0.1:0', credentials('member').serving())}"
-    await server.start()
-    try:
-        yield group, pipeline, there("member", address)
-    finally:
-        await server.stop(None)
-
-
-def by(name: str, to: There) -> grpc.aio.Channel:
-    """A channel of the peer of this name."""
-    return channel_to(to, MANIFEST, credentials(name))
-
-
-def ends_in_words(name: str, whose: str, of: str) -> Any:
-    """The one who calls is told that it is not the one who may."""
-    words = f"peer {identity(name).peer_id[-8:]} is not peer {identity(whose).peer_id[-8:]}, who alone speaks of {of}"
-    return pytest.raises(grpc.aio.AioRpcError, match=words)
 
 
 def play(scene: Awaitable[None]) -> None:
     asyncio.run(asyncio.wait_for(scene, 60))
 
 
-def test_nobody_invites_into_anothers_group():
-    async def scene() -> None:
-        async with member() as (_, _, to):
-            async with by("another", to) as channel:
-                invitation = group_pb2.Invitation(replica=REPLICA, slot=0, stage=1)
-                with ends_in_words("another", "leader", "its own group"):
-                    await group_pb2_grpc.GroupStub(channel).Invite(invitation, metadata=HANDSHAKE, timeout=20)
-            seat, theirs = Seat(to.peer_id, to.address), Membership(ReplicaId(identity("another").peer_id), 0)
-            assert await invite(1, seat, theirs, contacts("another", MANIFEST))  # the false one has bound nobody
-
-    play(scene())
+# Who gets into a group
 
 
-def test_a_member_of_a_group_does_not_order_and_its_leader_goes_on():
-    async def scene() -> None:
-        async with member() as (group, _, to):
-            seat, membership = Seat(to.peer_id, to.address), Membership(REPLICA, 0)
-            assert await invite(1, seat, membership, contacts("leader", MANIFEST))
-            async with by("another member", to) as channel:
-                stream = group_pb2_grpc.GroupStub(channel).Follow(metadata=(*HANDSHAKE, (REPLICA_KEY, REPLICA)))
-                with ends_in_words("another member", "leader", "its own group"):
-                    await stream.read()
-            assert not group.called
-            orders = orders_to(1, seat)
-            leading = asyncio.create_task(lead(seat, REPLICA, contacts("leader", MANIFEST), orders))
-            heard, reports = await group.wait_for_leader()
-            assert heard == membership
-            orders.send(group_pb2.Order(begin=group_pb2.Begin(attempt=7)))
-            assert (await reports.receive()).begin.attempt == 7
-            reports.close()
-            orders.close()
-            await leading
+@dataclass
+class Callers:
+    """A volunteer of stage 1, and others of the run that call it."""
 
-    play(scene())
+    seats: Seats
+    member: LoopbackPeer
+    first: LoopbackPeer
+    another_first: LoopbackPeer
+    beside: LoopbackPeer
+    """Of its own stage."""
 
+    async def refused(self, caller: LoopbackPeer, replica: str) -> str:
+        """What a caller that says it calls for this replica is told; nothing comes of its call."""
+        waits, where = self.seats.called, (*HANDSHAKE, (REPLICA_KEY, replica))
+        async with caller.outer.reconciler.contacts.alone(to(self.member)) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await pipeline_pb2_grpc.PipelineStub(channel).Exchange(metadata=where).read()
+        assert error.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        assert self.seats.called is waits
+        return error.value.details() or ""
 
-def test_only_the_stage_before_speaks_in_a_pipeline_and_only_once():
-    async def scene() -> None:
-        async with member() as (_, pipeline, to):
-            attempt, upstream, downstream = (
-                Attempt(REPLICA, 1),
-                link(MANIFEST, LEADER, "stage 0"),
-                link(MANIFEST, to.peer_id, "stage 1"),
-            )
-            where = (*HANDSHAKE, (REPLICA_KEY, REPLICA), (ATTEMPT_KEY, "1"))
-            pipeline.expect(attempt, LEADER, upstream)
-            async with by("another member", to) as channel:
-                with ends_in_words("another member", "leader", "the stage before this one"):
-                    await pipeline_pb2_grpc.PipelineStub(channel).Exchange(metadata=where).read()
-            calling = asyncio.create_task(call(to, contacts("leader", MANIFEST), attempt, downstream))
-            downstream.send(pipeline_pb2.Frame(forward=pipeline_pb2.Forward(embedding_digest=b"1")))
-            assert (await upstream.receive()).forward.embedding_digest == b"1"
-            async with by("leader", to) as channel:
-                with pytest.raises(grpc.aio.AioRpcError, match="expects no such neighbour"):
-                    await pipeline_pb2_grpc.PipelineStub(channel).Exchange(metadata=where).read()
-            assert not upstream.ended
-            upstream.close()
-            downstream.close()
-            await calling
-
-    play(scene())
+    @asynccontextmanager
+    async def calling(self, caller: LoopbackPeer, replica: str) -> AsyncIterator[Link]:
+        """The link of a caller that has been welcomed, to speak over."""
+        downstream = link(MANIFEST, PeerId(self.member.id), "stage 1")
+        carrying = asyncio.create_task(
+            call(to(self.member), caller.outer.reconciler.contacts, ReplicaId(replica), downstream)
+        )
+        await until(lambda: self.seats.is_called or downstream.ended)
+        yield downstream
+        downstream.abort("enough")
+        await carrying
 
 
-@pytest.mark.parametrize("number", ["0", "2", "", "-1", "1.0", "9" * 5000, "one"])
-def test_no_stream_of_another_attempt_gets_into_a_pipeline(number: str):
-    async def scene() -> None:
-        async with member() as (_, pipeline, to):
-            pipeline.expect(Attempt(REPLICA, 1), LEADER, link(MANIFEST, LEADER, "stage 0"))
-            where = (*HANDSHAKE, (REPLICA_KEY, REPLICA), (ATTEMPT_KEY, number))
-            async with by("leader", to) as channel:
-                with pytest.raises(grpc.aio.AioRpcError, match="expects no such neighbour"):
-                    await pipeline_pb2_grpc.PipelineStub(channel).Exchange(metadata=where).read()
+def called(folder: Path, scene: Callable[[Callers], Awaitable[None]]) -> None:
+    async def run() -> None:
+        services: dict[PeerId, PipelineService] = {}
 
-    play(scene())
+        def serve(server: grpc.aio.Server, peer: PeerId) -> None:
+            services[peer] = PipelineService(MANIFEST)
+            pipeline_pb2_grpc.add_PipelineServicer_to_server(services[peer], server)
+
+        async with village(MANIFEST, folder) as made, asyncio.TaskGroup() as tasks:
+            made.more_services = serve
+            member, beside = await made.join("member", 1), await made.join("beside", 1)
+            first, another = await made.join("first", 0), await made.join("another first", 0)
+            seats = Seats(member.outer.reconciler, services[PeerId(member.id)], tasks, open=True)
+            await scene(Callers(seats, member, first, another, beside))
+
+    play(run())
+
+
+def test_only_the_stage_before_is_heard_and_the_others_are_told_so(tmp_path: Path):
+    async def scene(made: Callers) -> None:
+        words = "this peer serves stage 1, and you not the one before it"
+        for replica in (made.first.id, made.beside.id, made.member.id):
+            assert await made.refused(made.beside, replica) == words
+        async with made.calling(made.first, made.first.id) as downstream:  # the false ones have bound nobody
+            downstream.send(pack_start(3))
+            made.seats.sit_down()
+            assert made.seats.upstream is not None
+            assert unpack_start(await made.seats.upstream.receive(), 0, 3) == 3
+            assert made.seats.replica == made.first.id
+
+    called(tmp_path, scene)
+
+
+@pytest.mark.parametrize("seated", [False, True], ids=["it has only been called", "it has taken its seat"])
+def test_who_has_a_stage_before_it_hears_no_other_and_that_one_goes_on(tmp_path: Path, seated: bool):
+    async def scene(made: Callers) -> None:
+        async with made.calling(made.first, made.first.id) as downstream:
+            upstream = made.seats.called
+            if seated:
+                made.seats.sit_down()
+            for caller in (made.another_first, made.first):
+                assert await made.refused(caller, caller.id) == "this peer is in another group"
+            assert upstream is not None
+            downstream.send(pack_start(3))
+            assert unpack_start(await upstream.receive(), 0, 3) == 3
+        assert not made.seats.is_called
+        await until(lambda: upstream.ended)
+        async with made.calling(made.another_first, made.another_first.id):
+            assert made.seats.is_called
+
+    called(tmp_path, scene)
+
+
+@pytest.mark.parametrize("replica", ["", "another", "its own", "9" * 5000, "-1"])
+def test_nobody_calls_for_the_group_of_another_first_stage(tmp_path: Path, replica: str):
+    async def scene(made: Callers) -> None:
+        told = {"another": made.another_first.id, "its own": made.member.id}.get(replica, replica)
+        assert await made.refused(made.first, told) == "a group is named for its first stage"
+        async with made.calling(made.first, made.first.id):
+            assert made.seats.calls_for == made.first.id
+
+    called(tmp_path, scene)
+
+
+def test_who_takes_no_part_any_more_hangs_up_on_who_has_called_and_hears_nobody(tmp_path: Path):
+    async def scene(made: Callers) -> None:
+        async with made.calling(made.first, made.first.id) as downstream:
+            made.seats.close()
+            with pytest.raises(LostMemberError, match="is gone"):
+                await asyncio.wait_for(downstream.receive(), 10)
+        assert await made.refused(made.first, made.first.id) == "this peer takes no part in groups now"
+
+    called(tmp_path, scene)
 
 
 # What is signed is said by its signer, or passed on as the signer's

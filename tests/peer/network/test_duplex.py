@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from peer.network.duplex import BreachError, Duplex
-from peer.network.group import Attempt, Link, PipelineService, call, link
+from peer.network.group import Link, PipelineService, call, link
 from protocol.errors import FormatError, LostMemberError
 from protocol.identity import ReplicaId
 from protocol.net.bandwidth import Bandwidth
@@ -21,7 +21,7 @@ from tests.reference.admitted import contacts, credentials, identity, there
 from tests.reference.small_manifest import small_manifest
 
 MANIFEST = small_manifest()
-ATTEMPT = Attempt(ReplicaId("r"), 1)
+REPLICA = ReplicaId("r")
 SECONDS = 20.0
 
 Handler = Callable[[Any, Any], Awaitable[None]]
@@ -37,7 +37,7 @@ async def calling(handler: Handler, line: Bandwidth | None = None) -> AsyncItera
     await server.start()
     ours = contacts("stage 0", MANIFEST)
     downstream = link(MANIFEST, identity("stage 1").peer_id, "stage 1", line)
-    carrying = asyncio.create_task(call(there("stage 1", address), ours, ATTEMPT, downstream))
+    carrying = asyncio.create_task(call(there("stage 1", address), ours, REPLICA, downstream))
     try:
         yield downstream, carrying
     finally:
@@ -83,8 +83,8 @@ def test_a_caller_that_sends_no_message_is_named():
         address = f"127.0.0.1:{listen(server, '127.0.0.1:0', credentials('stage 1').serving())}"
         await server.start()
         upstream, ours = link(MANIFEST, identity("stage 0").peer_id, "stage 0"), contacts("stage 0", MANIFEST)
-        service.expect(ATTEMPT, identity("stage 0").peer_id, upstream)
-        metadata = (("hetpeer-manifest", MANIFEST.digest), ("hetpeer-replica", "r"), ("hetpeer-attempt", "1"))
+        service.welcome = lambda neighbour, replica: upstream
+        metadata = (("hetpeer-manifest", MANIFEST.digest), ("hetpeer-replica", "r"))
         async with ours.alone(there("stage 1", address)) as channel:
             stream: Any = channel.stream_stream("/hetpeer.v1.Pipeline/Exchange")(metadata=metadata)
             await stream.write(b"\xff" * 50)

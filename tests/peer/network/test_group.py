@@ -1,155 +1,234 @@
-"""Invitations, the control stream, and a link between two stages, over real sockets; and the lease: whose group a
-volunteer is in."""
+"""A link between two stages, over real sockets: who calls is welcomed or refused in words, silence is noticed, and
+either side can end it."""
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 
 import grpc
 import pytest
 
-from peer.network.duplex import Duplex
-from peer.network.group import (
-    Attempt,
-    GroupService,
-    Lease,
-    LeaseEvent,
-    LeaseState,
-    Link,
-    Membership,
-    PipelineService,
-    Seat,
-    call,
-    invite,
-    lead,
-    link,
-    orders_to,
-)
-from protocol.errors import LostMemberError
-from protocol.identity import ReplicaId
-from protocol.limits import LEASE_SECONDS
-from protocol.net.channels import listen, options
-from protocol.schemas import group_pb2, group_pb2_grpc, pipeline_pb2, pipeline_pb2_grpc
-from tests.reference.admitted import contacts, credentials, identity, there
+from peer.network.duplex import SILENT_BEATS, BreachError
+from peer.network.group import BETWEEN_STEPS, REPLICA_KEY, Link, PipelineService, call, link, nobody
+from protocol.codec.frames import MOST_IN_FLIGHT, FrameRules
+from protocol.codec.seating import pack_seats, pack_start, unpack_seats, unpack_start
+from protocol.errors import LostMemberError, RefusedError
+from protocol.identity import PeerId, ReplicaId
+from protocol.net.channels import handshake, listen, options
+from protocol.net.lenient import AnyBytes
+from protocol.schemas import pipeline_pb2 as pb
+from protocol.schemas import pipeline_pb2_grpc
+from tests.reference.admitted import There, contacts, credentials, identity, there
 from tests.reference.small_manifest import small_manifest
+from tests.reference.waiting import until
 
 MANIFEST = small_manifest()
-A, B = ReplicaId("a"), ReplicaId("b")
-ATTEMPT = Attempt(ReplicaId("r"), 1)
-SECONDS = 10.0
+REPLICA = ReplicaId(identity("stage 0").peer_id)
+BEHIND = identity("stage 1").peer_id
+
+
+def to(neighbour: str) -> Link:
+    return link(MANIFEST, identity(neighbour).peer_id, neighbour)
+
+
+@dataclass
+class Neighbours:
+    """Stage 1, which takes one call, and whoever calls it."""
+
+    at: There
+    service: PipelineService
+    upstream: Link = field(default_factory=lambda: to("stage 0"))
+    downstream: Link = field(default_factory=lambda: to("stage 1"))
+    called: list[tuple[PeerId, ReplicaId]] = field(default_factory=list)
+    """Who has called, and for which replica."""
+
+    def welcome(self, neighbour: PeerId, replica: ReplicaId) -> Link:
+        self.called.append((neighbour, replica))
+        if len(self.called) > 1:
+            raise RefusedError("this peer is in another group")
+        return self.upstream
+
+    async def carry(self, name: str = "stage 0", replica: ReplicaId = REPLICA) -> None:
+        """Call, and carry frames until the link ends."""
+        calling = contacts(name, MANIFEST)
+        try:
+            await call(self.at, calling, replica, self.downstream)
+        finally:
+            await calling.close()
+
+    async def words(self, name: str = "stage 0", metadata: tuple[tuple[str, str], ...] | None = None) -> str:
+        """What one that calls is told as it is refused."""
+        metadata = (*handshake(MANIFEST), (REPLICA_KEY, REPLICA)) if metadata is None else metadata
+        calling = contacts(name, MANIFEST)
+        stub = pipeline_pb2_grpc.PipelineStub
+        try:
+            async with calling._channel_to(self.at) as channel:
+                with pytest.raises(grpc.aio.AioRpcError) as error:
+                    await stub(channel).Exchange(metadata=metadata).read()
+        finally:
+            await calling.close()
+        assert error.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        return error.value.details() or ""
 
 
 @asynccontextmanager
-async def member() -> AsyncIterator[tuple[GroupService, Seat]]:
-    """A volunteer of stage 1."""
-    service = GroupService(MANIFEST, 1, identity("member").peer_id)
-    service.ready = True
-    server = grpc.aio.server(options=options(MANIFEST))
-    group_pb2_grpc.add_GroupServicer_to_server(service, server)
-    address = f"127.0.0.1:{listen(server, '127.0.0.1:0', credentials('member').serving())}"
+async def stage_1() -> AsyncIterator[Neighbours]:
+    server, service = grpc.aio.server(options=options(MANIFEST), interceptors=[AnyBytes()]), PipelineService(MANIFEST)
+    pipeline_pb2_grpc.add_PipelineServicer_to_server(service, server)
+    address = f"127.0.0.1:{listen(server, '127.0.0.1:0', credentials('stage 1').serving())}"
     await server.start()
+    made = Neighbours(there("stage 1", address), service)
+    service.welcome = made.welcome
     try:
-        yield service, Seat(identity("member").peer_id, address)
+        yield made
     finally:
         await server.stop(None)
 
 
-def group(leader: str) -> Membership:
-    return Membership(ReplicaId(identity(leader).peer_id), 0)
-
-
 @asynccontextmanager
-async def led(
-    stopped: bool = False,
-) -> AsyncIterator[
-    tuple[Duplex[group_pb2.Order, group_pb2.Report], Duplex[group_pb2.Report, group_pb2.Order], asyncio.Task[None]]
-]:
-    """A leader's orders to a member, its reports, and the task that carries them; of a leader that has `stopped`
-    nothing is heard, nor does it listen."""
-    async with member() as (service, seat):
-        membership = group("a")
-        await invite(1, seat, membership, contacts("a", MANIFEST))
-        orders = orders_to(1, seat)
+async def linked(stopped: bool = False) -> AsyncIterator[tuple[Neighbours, asyncio.Task[None]]]:
+    """Both ends of a link, and the task that carries it; of a stage 0 that has `stopped` nothing is heard, nor does it
+    listen."""
+    async with stage_1() as made:
         if stopped:
-            orders.beat = None
-        leading = asyncio.create_task(lead(seat, membership.replica, contacts("a", MANIFEST), orders))
-        _, reports = await service.wait_for_leader()
-        yield orders, reports, leading
-        leading.cancel()
+            made.downstream.beat = None
+        made.downstream.send(pack_start(7))
+        carrying = asyncio.create_task(made.carry())
+        assert unpack_start(await made.upstream.receive(), 0, 7) == 7
+        try:
+            yield made, carrying
+        finally:
+            carrying.cancel()
+            await asyncio.gather(carrying, return_exceptions=True)
 
 
-def test_an_invited_member_hears_its_leaders_orders_and_answers():
+def play(scene: Awaitable[None]) -> None:
+    async def bounded() -> None:
+        await asyncio.wait_for(scene, 30)
+
+    asyncio.run(bounded())
+
+
+def forward(number: int) -> pb.Frame:
+    return pb.Frame(forward=pb.Forward(embedding_digest=bytes([number])))
+
+
+# Calls
+
+
+def test_a_call_that_is_welcomed_carries_what_both_say_until_one_hangs_up():
     async def scene() -> None:
-        async with member() as (service, seat):
-            membership = group("a")
-            assert await invite(1, seat, membership, contacts("a", MANIFEST))
-            orders = orders_to(1, seat)
-            leading = asyncio.create_task(lead(seat, membership.replica, contacts("a", MANIFEST), orders))
-            heard, reports = await service.wait_for_leader()
-            assert heard == membership
-            orders.send(group_pb2.Order(begin=group_pb2.Begin(attempt=7)))
-            assert (await reports.receive()).begin.attempt == 7
-            reports.send(group_pb2.Report(ready=group_pb2.Ready()))
-            assert (await orders.receive()).WhichOneof("kind") == "ready"
-            orders.close()
-            with pytest.raises(LostMemberError, match="the group's leader"):
-                await reports.receive()
-            await leading
+        async with linked() as (made, carrying):
+            assert made.called == [(identity("stage 0").peer_id, REPLICA)]
+            made.upstream.send(pack_seats([BEHIND]))
+            assert unpack_seats(await made.downstream.receive(), BEHIND, 1) == (BEHIND,)
+            for number in (1, 2, 3):
+                made.downstream.send(forward(number))
+            assert [(await made.upstream.receive()).forward.embedding_digest[0] for _ in range(3)] == [1, 2, 3]
+            made.upstream.abort("another group")
+            with pytest.raises(LostMemberError, match="stage 1 is gone"):
+                await made.downstream.receive()
+            await carrying
 
-    asyncio.run(asyncio.wait_for(scene(), 20))
+    play(scene())
 
 
-def test_a_second_leader_is_declined_while_the_first_ones_lease_lasts():
+def test_who_takes_the_call_goes_by_the_certificate_of_whoever_calls():
     async def scene() -> None:
-        async with member() as (_, seat):
-            assert await invite(1, seat, group("a"), contacts("a", MANIFEST))
-            assert not await invite(1, seat, group("b"), contacts("b", MANIFEST))
-            assert await invite(1, seat, group("a"), contacts("a", MANIFEST))
+        async with stage_1() as made:
+            made.downstream.send(pack_start(7))
+            calling = asyncio.create_task(made.carry("another", ReplicaId("any")))
+            await made.upstream.receive()
+            assert made.called == [(identity("another").peer_id, ReplicaId("any"))]
+            made.downstream.abort("enough")
+            await calling
 
-    asyncio.run(asyncio.wait_for(scene(), 20))
+    play(scene())
 
 
-def test_another_stage_and_a_member_that_has_not_caught_up_decline():
+def test_a_call_that_is_refused_is_told_why_and_its_link_has_ended():
     async def scene() -> None:
-        async with member() as (service, seat):
-            assert not await invite(2, seat, group("a"), contacts("a", MANIFEST))
-            service.ready = False
-            assert not await invite(1, seat, group("a"), contacts("a", MANIFEST))
-
-    asyncio.run(asyncio.wait_for(scene(), 20))
-
-
-def test_a_member_that_takes_no_part_any_more_hangs_up_on_a_leader_that_has_called():
-    async def scene() -> None:
-        async with member() as (service, seat):
-            membership = group("a")
-            assert await invite(1, seat, membership, contacts("a", MANIFEST))
-            orders = orders_to(1, seat)
-            leading = asyncio.create_task(lead(seat, membership.replica, contacts("a", MANIFEST), orders))
-            service._called.put_nowait(await service.wait_for_leader())  # it has called, and nobody has taken it yet
-            service.close()
-            orders.send(group_pb2.Order(begin=group_pb2.Begin(attempt=1)))
-            with pytest.raises(LostMemberError, match="is gone"):
-                await orders.receive()
-            await leading
-            late = orders_to(1, seat)
-            await lead(seat, membership.replica, contacts("a", MANIFEST), late)
+        async with linked() as (made, _):
+            assert await made.words("another") == "this peer is in another group"
+            late, made.downstream = made.downstream, to("stage 1")
+            await made.carry("another")
             with pytest.raises(LostMemberError):
-                await late.receive()
+                await made.downstream.receive()
+            late.send(forward(1))  # who was there first is not disturbed
+            assert (await made.upstream.receive()).forward.embedding_digest == b"\1"
 
-    asyncio.run(asyncio.wait_for(scene(), 20))
+    play(scene())
 
 
-def test_a_leader_that_falls_silent_is_noticed_in_seconds(monkeypatch: pytest.MonkeyPatch):
+def test_who_is_not_ready_yet_welcomes_nobody():
+    async def scene() -> None:
+        async with stage_1() as made:
+            made.service.welcome = nobody
+            assert await made.words() == "this peer takes no part in groups now"
+
+    play(scene())
+
+
+def test_a_caller_of_another_run_is_refused_before_anybody_welcomes_it():
+    async def scene() -> None:
+        async with stage_1() as made:
+            for metadata in ((), handshake(small_manifest(run={"seed": 8}))):
+                assert "manifest" in await made.words(metadata=(*metadata, (REPLICA_KEY, REPLICA)))
+            assert made.called == []
+
+    play(scene())
+
+
+def test_who_names_no_replica_calls_for_none():
+    async def scene() -> None:
+        async with stage_1() as made:
+            made.called.append((PeerId("another"), REPLICA))
+            assert await made.words(metadata=handshake(MANIFEST))
+            assert made.called[-1] == (identity("stage 0").peer_id, "")
+
+    play(scene())
+
+
+def test_the_link_to_a_peer_that_is_not_there_ends():
+    async def scene() -> None:
+        async with stage_1() as made:
+            pass
+        await made.carry()
+        assert made.downstream.ended
+        with pytest.raises(LostMemberError):
+            await made.downstream.receive()
+
+    play(scene())
+
+
+# Silence
+
+
+def test_a_stage_that_falls_silent_is_noticed_in_seconds(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("peer.network.duplex.BEAT_SECONDS", 0.1)
 
     async def scene() -> None:
-        async with led(stopped=True) as (_, reports, _):
-            with pytest.raises(LostMemberError, match="silent"):
-                await reports.receive()
+        async with linked(stopped=True) as (made, _):
+            with pytest.raises(LostMemberError, match="stage 0 has been silent for"):
+                await made.upstream.receive()
 
-    asyncio.run(asyncio.wait_for(scene(), 20))
+    play(scene())
+
+
+def test_who_has_nothing_to_say_gives_signs_of_life_that_nobody_has_to_read(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("peer.network.duplex.BEAT_SECONDS", 0.05)
+
+    async def scene() -> None:
+        async with linked() as (made, _):
+            await asyncio.sleep(0.05 * 3 * SILENT_BEATS)
+            assert not made.upstream.ended
+            assert not made.downstream.ended
+            made.upstream.send(pack_seats([BEHIND]))
+            assert (await made.downstream.receive()).WhichOneof("kind") == "seats"
+
+    play(scene())
 
 
 def test_a_machine_that_stood_still_hears_what_has_come_before_it_takes_anybody_for_gone(
@@ -158,118 +237,94 @@ def test_a_machine_that_stood_still_hears_what_has_come_before_it_takes_anybody_
     monkeypatch.setattr("peer.network.duplex.BEAT_SECONDS", 0.1)
 
     async def scene() -> None:
-        async with led() as (orders, reports, _):
-            hearing = asyncio.create_task(reports.receive())
+        async with linked() as (made, _):
+            hearing = asyncio.create_task(made.upstream.receive())
             for _ in range(3):
                 await asyncio.sleep(0.15)
                 time.sleep(1.0)  # noqa: ASYNC251 - both sides stand still, for longer than either may be silent
-            orders.send(group_pb2.Order(halt=group_pb2.Halt(attempt=1)))
-            assert (await hearing).halt.attempt == 1
+            made.downstream.send(forward(1))
+            assert (await hearing).forward.embedding_digest == b"\1"
 
-    asyncio.run(asyncio.wait_for(scene(), 20))
+    play(scene())
 
 
-def test_a_peer_that_is_not_there_does_not_accept():
+# The end
+
+
+Ends = Callable[[Neighbours], None]
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        pytest.param(lambda made: made.downstream.close(), id="the stage that called"),
+        pytest.param(lambda made: made.upstream.close(), id="the stage that was called"),
+        pytest.param(lambda made: (made.downstream.close(), made.upstream.close()), id="both at once"),
+    ],
+)
+def test_when_one_side_closes_a_link_what_it_had_sent_arrives_and_the_stream_is_over_on_both(end: Ends):
     async def scene() -> None:
-        async with member() as (_, seat):
-            pass
-        assert not await invite(1, seat, group("a"), contacts("a", MANIFEST))
+        async with linked() as (made, carrying):
+            made.downstream.send(forward(1))
+            assert (await made.upstream.receive()).forward.embedding_digest == b"\1"
+            made.upstream.send(pb.Frame(backward=pb.Backward(gradients=pb.Tensor(data=b"2"))))
+            end(made)
+            assert (await made.downstream.receive()).backward.gradients.data == b"2"
+            await carrying
+            for each in (made.upstream, made.downstream):
+                with pytest.raises(LostMemberError):
+                    await each.receive()
 
-    asyncio.run(asyncio.wait_for(scene(), 20))
+    play(scene())
 
 
-def test_nobody_leads_who_was_not_accepted():
+@pytest.mark.parametrize("first", ["downstream", "upstream"])
+def test_who_hangs_up_is_gone_for_the_other_at_once_and_knows_why_itself(first: str):
     async def scene() -> None:
-        async with member() as (_, seat):
-            orders = orders_to(1, seat)
-            leading = asyncio.create_task(lead(seat, group("a").replica, contacts("a", MANIFEST), orders))
-            with pytest.raises(LostMemberError):
-                await orders.receive()
-            await asyncio.gather(leading, return_exceptions=True)
+        async with linked() as (made, carrying):
+            ends, other = (
+                (made.downstream, made.upstream) if first == "downstream" else (made.upstream, made.downstream)
+            )
+            heard: list[object] = []
+            other.on_message = heard.append
+            ends.abort("the group is broken")
+            with pytest.raises(LostMemberError, match="the group is broken"):
+                await ends.receive()
+            with pytest.raises(LostMemberError, match="is gone"):
+                await other.receive()
+            assert [type(each) for each in heard] == [LostMemberError]
+            await carrying
 
-    asyncio.run(asyncio.wait_for(scene(), 20))
+    play(scene())
 
 
-def test_the_end_of_a_conversation_stays_the_end():
+def test_the_end_of_a_link_stays_the_end():
     async def scene() -> None:
-        async with led() as (_, reports, leading):
-            leading.cancel()
+        async with linked() as (made, carrying):
+            carrying.cancel()
             for _ in range(3):
                 with pytest.raises(LostMemberError):
-                    await reports.receive()
+                    await made.upstream.receive()
 
-    asyncio.run(asyncio.wait_for(scene(), 20))
-
-
-# The lease
+    play(scene())
 
 
-def test_a_free_peer_becomes_a_member_when_its_leader_calls():
-    lease = Lease()
-    assert lease.take(LeaseEvent.INVITED, A, now=0.0)
-    assert lease.take(LeaseEvent.CALLED, A, now=1.0)
-    assert lease.state is LeaseState.MEMBER
+def test_who_sends_more_than_the_schedule_lets_it_is_cut_off_and_who_sends_as_much_is_not():
+    """The messages of as many microbatches as may be in flight, and what stages say between steps."""
+    rules = FrameRules.of(MANIFEST.at(min(MANIFEST.compressions)))
+    in_flight = MOST_IN_FLIGHT * MANIFEST.replicas.stages * max(rules.activations.messages, rules.gradients.messages)
 
+    async def scene(more: int) -> None:
+        async with linked() as (made, _):
+            for _ in range(in_flight + BETWEEN_STEPS + more):
+                made.downstream.send(forward(1))
+            made.downstream.close()
+            await until(lambda: made.upstream.ended)  # nobody reads meanwhile
+            for _ in range(in_flight + BETWEEN_STEPS):
+                await made.upstream.receive()
+            with pytest.raises(BreachError if more else LostMemberError) as error:
+                await made.upstream.receive()
+            assert ("ran ahead of the protocol" in str(error.value)) == bool(more)
 
-def test_a_second_leader_is_declined_while_the_lease_lasts():
-    lease = Lease()
-    lease.take(LeaseEvent.INVITED, A, now=0.0)
-    assert not lease.take(LeaseEvent.INVITED, B, now=1.0)
-    assert not lease.take(LeaseEvent.CALLED, B, now=1.0)
-    assert lease.leader == A
-
-
-def test_a_lease_that_ran_out_frees_the_peer():
-    lease = Lease()
-    lease.take(LeaseEvent.INVITED, A, now=0.0)
-    assert not lease.take(LeaseEvent.CALLED, A, now=LEASE_SECONDS)
-    assert lease.take(LeaseEvent.INVITED, B, now=LEASE_SECONDS)
-
-
-def test_a_member_stays_until_its_leaders_stream_ends():
-    lease = Lease()
-    lease.take(LeaseEvent.INVITED, A, now=0.0)
-    lease.take(LeaseEvent.CALLED, A, now=1.0)
-    assert not lease.take(LeaseEvent.INVITED, B, now=10 * LEASE_SECONDS)
-    assert lease.take(LeaseEvent.LEFT, A, now=3.0)
-    assert lease.state is LeaseState.FREE
-
-
-def test_nobody_is_called_without_an_invitation():
-    assert not Lease().take(LeaseEvent.CALLED, A, now=0.0)
-
-
-# Links
-
-
-def _link(neighbour: str) -> Link:
-    return link(MANIFEST, identity(neighbour).peer_id, neighbour)
-
-
-@pytest.mark.parametrize("first", ["the stage that called", "the stage that was called", "both at once"])
-def test_when_one_side_closes_a_link_what_it_had_sent_arrives_and_the_stream_is_over_on_both(first: str):
-    async def scene() -> None:
-        server, service = grpc.aio.server(), PipelineService(MANIFEST)
-        pipeline_pb2_grpc.add_PipelineServicer_to_server(service, server)
-        address = f"127.0.0.1:{listen(server, '127.0.0.1:0', credentials('stage 1').serving())}"
-        await server.start()
-        upstream, downstream = _link("stage 0"), _link("stage 1")
-        service.expect(ATTEMPT, identity("stage 0").peer_id, upstream)
-        calling = asyncio.create_task(
-            call(there("stage 1", address), contacts("stage 0", MANIFEST), ATTEMPT, downstream)
-        )
-        downstream.send(pipeline_pb2.Frame(forward=pipeline_pb2.Forward(embedding_digest=b"1")))
-        assert (await asyncio.wait_for(upstream.receive(), SECONDS)).forward.embedding_digest == b"1"
-        upstream.send(pipeline_pb2.Frame(backward=pipeline_pb2.Backward(gradients=pipeline_pb2.Tensor(data=b"2"))))
-        if first != "the stage that called":
-            upstream.close()
-        if first != "the stage that was called":
-            downstream.close()
-        assert (await asyncio.wait_for(downstream.receive(), SECONDS)).backward.gradients.data == b"2"
-        await asyncio.wait_for(calling, SECONDS)
-        for each in (upstream, downstream):
-            with pytest.raises(LostMemberError):
-                await asyncio.wait_for(each.receive(), SECONDS)
-        await server.stop(None)
-
-    asyncio.run(scene())
+    play(scene(0))
+    play(scene(1))

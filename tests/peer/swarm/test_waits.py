@@ -48,7 +48,7 @@ def test_a_volunteer_without_a_group_is_a_spare_where_another_stage_is_short():
     assert wait.words == "Waits for a seat in a group; this peer is a spare: stage 0 has 1 volunteer, 2 are needed"
 
 
-def test_a_leader_is_a_spare_where_others_have_all_members():
+def test_a_first_stage_is_a_spare_where_others_have_all_members():
     me = peer("c")
     wait = waits.for_members((*ONE_GROUP, me), me, planned(), True, [1])
     assert wait.words == "Waits for a seat in a group; this peer is a spare: stage 1 has 1 volunteer, 2 are needed"
@@ -91,12 +91,23 @@ def test_a_volunteer_is_a_spare_where_every_group_is_complete(begun: bool):
     assert wait.until == "every group is complete, and it takes the next free seat of stage 1"
 
 
-def test_a_volunteer_that_can_still_be_invited_is_no_spare():
+def test_a_volunteer_that_can_still_be_called_is_no_spare():
     swarm = peer("a"), peer("b", stage=1)
     wait = waits.for_a_seat(swarm, swarm[1], planned(groups=1), True)
     assert wait.words == (
-        "Waits for the leader of a group: a volunteer of stage 0 invites this peer; 1 of them look for members"
+        "Waits for a group that has a volunteer of stage 0: that one calls this peer; 1 look for one of its stage"
     )
+
+
+def test_a_volunteer_of_a_later_stage_waits_for_a_group_that_has_the_one_before_it():
+    me = peer("c", stage=2)
+    swarm = peer("a"), peer("b", stage=1), me
+    wait = waits.for_a_seat(swarm, me, planned(stages=3, groups=1), True)
+    assert wait.what == "a group that has a volunteer of stage 1"
+    assert wait.until == "that one calls this peer; 0 look for one of its stage"
+    grown = peer("a"), peer("b", stage=1, replica="a"), me
+    wait = waits.for_a_seat(grown, me, planned(stages=3, groups=1), True)
+    assert wait.until == "that one calls this peer; 1 look for one of its stage"
 
 
 def test_a_stage_that_nobody_serves_is_named_to_who_has_no_group():
@@ -111,18 +122,10 @@ def test_before_the_run_begins_all_wait_for_its_beginning():
     beginning = waits.for_the_beginning(swarm, manifest)
     assert waits.for_members(swarm, swarm[0], manifest, False, [1]) == beginning
     assert waits.for_a_seat(swarm, swarm[1], manifest, False) == beginning
-    assert waits.for_orders(swarm, swarm[1], manifest, False, PeerId("a")) == beginning
+    assert waits.for_its_group(swarm, swarm[1], manifest, False, PeerId("a")) == beginning
 
 
-def test_a_leader_that_leaves_the_volunteers_to_another_says_to_whom_and_until_when():
-    wait = waits.for_a_group_that_goes_first(PeerId("QmLeader1"))
-    assert wait.words == (
-        "Waits for peer mLeader1 to fill its group first, as there are not enough volunteers for both: "
-        "that group is complete, or it is the turn of this peer"
-    )
-
-
-def test_a_leader_waits_for_the_stages_of_its_group_that_have_nobody():
+def test_a_first_stage_waits_for_the_stages_of_its_group_that_have_nobody():
     me, other = peer("a"), peer("b", stage=1)
     wait = waits.for_members((me, other, peer("c", stage=2)), me, planned(stages=3, groups=1), True, [1, 2])
     assert (
@@ -132,27 +135,32 @@ def test_a_leader_waits_for_the_stages_of_its_group_that_have_nobody():
     assert (wait.here, wait.needed) == (1, 3)
 
 
-def test_a_member_waits_for_a_stage_of_its_group_or_for_its_leader():
-    me = peer("b", stage=1, replica="leader-a")
-    swarm: Peers = (peer("leader-a"), me)
-    wait = waits.for_orders(swarm, me, planned(stages=3, groups=1), True, PeerId("leader-a"))
-    assert wait.what == "a free volunteer of stage 2 (0 there, 0 free)"
-    wait = waits.for_orders(swarm, me, planned(groups=1), True, PeerId("leader-a"))
+def test_a_middle_stage_waits_for_those_behind_it_and_is_no_spare_though_others_are():
+    me = peer("b", stage=1, replica="a")
+    swarm = peer("a"), me, peer("c", stage=2), peer("d", stage=1)
+    wait = waits.for_members(swarm, me, planned(stages=3, groups=1), True, [2])
     assert wait.words == (
-        "Waits for peer leader-a, the leader of its group: it orders the next inner step, or is found lost"
+        "Waits for an answer of a free volunteer of stage 2 (1 there, 1 free): a group needs one of each stage"
     )
+    assert (wait.here, wait.needed) == (2, 3)
+
+
+def test_a_member_waits_for_a_stage_of_its_group_or_for_its_first_stage():
+    me = peer("b", stage=1, replica="QmFirst-a")
+    swarm: Peers = (peer("QmFirst-a"), me)
+    wait = waits.for_its_group(swarm, me, planned(stages=3, groups=1), True, PeerId("QmFirst-a"))
+    assert wait.what == "a free volunteer of stage 2 (0 there, 0 free)"
+    wait = waits.for_its_group(swarm, me, planned(groups=1), True, PeerId("QmFirst-a"))
+    assert wait.words == ("Waits for peer mFirst-a, the first stage of its group: it offers a round, or is found lost")
 
 
 def names(*peers: str) -> frozenset[PeerId]:
     return frozenset(map(PeerId, peers))
 
 
-@pytest.mark.parametrize(
-    ("ended", "ends"), [(False, "it is ready for round 7"), (True, "it has ended round 7, or is found lost")]
-)
-def test_a_leader_waits_for_a_member_by_name_and_stage(ended: bool, ends: str):
-    wait = waits.for_a_member(PeerId("x" * 30 + "member-1"), 2, 7, ended)
-    assert wait.words == f"Waits for peer member-1, stage 2 of its group: {ends}"
+def test_a_stage_waits_for_a_member_by_name_and_stage():
+    wait = waits.for_a_member(PeerId("x" * 30 + "member-1"), 2, 7)
+    assert wait.words == "Waits for peer member-1, stage 2 of its group: it is ready for round 7"
     assert wait.round == 7
 
 
@@ -212,8 +220,7 @@ def test_a_state_is_lost_where_who_serves_its_stage_came_too_late_and_nobody_els
 
 def test_a_step_that_takes_long_names_whom_it_waits_for_and_a_farewell_those_who_hear_it():
     assert waits.for_a_neighbour(PeerId("the-slow1"), 2, 0).waits_for == (
-        "what peer he-slow1, stage 2 of its group, computes in step 1: "
-        "it comes, or the group's leader calls the step off"
+        "what peer he-slow1, stage 2 of its group, computes in step 1: it comes, or has lasted too long"
     )
     wait = waits.for_hearers((peer("b"), peer("a")), 30.0)
     assert (wait.what, wait.most_seconds) == ("others to take what this peer has made: a, b", 30.0)

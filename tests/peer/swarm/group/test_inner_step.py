@@ -140,7 +140,9 @@ def test_who_has_done_its_part_says_whose_sums_or_word_it_waits_for():
 
 
 @pytest.mark.parametrize("stage", [0, 1])
-@pytest.mark.parametrize("sent", [pb.Frame(), pb.Frame(end=pb.StepEnd(round=1, step=1)), pb.Frame(sums=pb.StepSums())])
+@pytest.mark.parametrize(
+    "sent", [pb.Frame(rest=b"1"), pb.Frame(end=pb.StepEnd(round=1, step=1)), pb.Frame(sums=pb.StepSums())]
+)
 def test_a_neighbour_that_says_of_a_step_what_cannot_be_breaks_the_protocol_and_no_weight_moves(
     stage: int, sent: pb.Frame, monkeypatch: pytest.MonkeyPatch
 ):

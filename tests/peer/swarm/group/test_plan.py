@@ -1,21 +1,17 @@
 """Decisions, tried on invented swarms."""
 
+from collections.abc import Sequence
 from itertools import permutations, product
+from random import Random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer.swarm.group.plan import (
-    MUCH_QUICKER,
-    TURN_SECONDS,
-    backoff_seconds,
-    better_members,
-    choose_members,
-    difference,
-    goes_first,
-)
+from peer.swarm.group.plan import MUCH_QUICKER, backoff_seconds, better_group, difference, preferred
+from peer.swarm.roles import looking
 from protocol.identity import PeerId
-from protocol.trust.records import PeerRecord
+from protocol.trust.records import PeerRecord, Peers
 
 
 def volunteer(name: str, stage: int, replica: str = "", speed: float = 0.0) -> PeerRecord:
@@ -32,41 +28,48 @@ def volunteer(name: str, stage: int, replica: str = "", speed: float = 0.0) -> P
     )
 
 
-def test_a_leader_takes_a_free_peer_of_every_other_stage():
+def names(peers: Sequence[PeerRecord]) -> list[str]:
+    return [peer.peer_id for peer in peers]
+
+
+def grown(peers: Peers, stages: int) -> dict[str, list[PeerRecord]]:
+    """The groups that come of it if all stages of one number look at the same time, one stage after the other, and each
+    gets the first that it would call. Nobody is called twice."""
+    groups = {first.peer_id: [first] for first in peers if first.stage == 0}
+    known = {peer.peer_id: peer for peer in peers}
+    for _ in range(1, stages):
+        at_once = tuple(known.values())
+        for first, group in groups.items():
+            (found, *_) = preferred(at_once, known[group[-1].peer_id])
+            assert not known[found.peer_id].replica, "two have called it"
+            known[found.peer_id] = found.model_copy(update={"replica": first})
+            group.append(known[found.peer_id])
+    return groups
+
+
+# Whom a stage calls
+
+
+def test_a_stage_calls_the_free_peers_of_the_next_one():
     me = volunteer("a", 0)
     peers = (me, volunteer("b", 1), volunteer("c", 2), volunteer("d", 1, replica="x"))
-    chosen = choose_members(peers, me, stages=3)
-    assert {stage: peer.peer_id for stage, peer in chosen.items()} == {1: "b", 2: "c"}
+    assert names(preferred(peers, me)) == ["b"]
+    middle = volunteer("e", 1, replica="a")
+    assert names(preferred((*peers, middle), middle)) == ["c"]
 
 
-def test_it_takes_what_there_is_while_a_stage_is_missing():
+def test_who_finds_nobody_free_calls_nobody_and_the_last_stage_neither():
     me = volunteer("a", 0)
-    assert list(choose_members((me, volunteer("c", 2)), me, stages=3)) == [2]
-
-
-def test_seats_that_are_taken_are_left_alone():
-    me = volunteer("a", 0)
-    assert list(choose_members((me, volunteer("b", 1), volunteer("c", 2)), me, stages=3, taken=[1])) == [2]
-
-
-def test_who_was_declined_asks_the_next_one():
-    me = volunteer("a", 0)
-    peers = (me, volunteer("b", 1), volunteer("c", 1))
-    assert [choose_members(peers, me, 2, (), attempt)[1].peer_id for attempt in range(3)] == ["b", "c", "b"]
-
-
-def test_a_pipeline_of_one_stage_needs_nobody():
-    me = volunteer("a", 0)
-    assert choose_members((me,), me, stages=1) == {}
+    assert preferred((me, volunteer("c", 2), volunteer("d", 1, replica="x")), me) == []
+    assert preferred((me,), me) == []
 
 
 @given(st.integers(1, 6), st.integers(1, 4))
-def test_leaders_that_look_at_the_same_time_do_not_choose_the_same_peers(groups: int, stages: int):
+def test_those_that_look_at_the_same_time_do_not_call_the_same_peers(groups: int, stages: int):
     peers = tuple(volunteer(f"p{group}-{stage}", stage) for group in range(groups) for stage in range(stages))
-    leaders = [peer for peer in peers if peer.stage == 0]
-    chosen = [choose_members(peers, leader, stages) for leader in leaders]
-    names = [peer.peer_id for members in chosen for peer in members.values()]
-    assert len(names) == len(set(names)) == groups * (stages - 1)
+    made = grown(peers, stages)
+    assert len(made) == groups
+    assert all(len(group) == stages for group in made.values())
 
 
 @given(st.permutations(range(8)), st.integers(0, 8), st.integers(2, 4))
@@ -78,116 +81,89 @@ def test_like_goes_with_like(order: list[int], quick: int, stages: int):
         for stage in range(stages)
         for number, name in enumerate(order if stage else range(8))
     )
-    leaders = [peer for peer in peers if peer.stage == 0]
-    chosen = {leader.peer_id: choose_members(peers, leader, stages) for leader in leaders}
-    names = [peer.peer_id for members in chosen.values() for peer in members.values()]
-    assert len(names) == len(set(names)) == 8 * (stages - 1)
-    for leader in leaders:
-        assert all(difference(leader, member) < 0.1 for member in chosen[leader.peer_id].values())
+    for first, *later in grown(peers, stages).values():
+        assert len(later) == stages - 1
+        assert all(difference(first, member) < 0.1 for member in later)
 
 
-def test_two_leaders_that_differ_get_members_like_themselves():
+def test_two_that_differ_call_those_like_themselves():
     slow, quick = volunteer("a", 0, speed=90.0), volunteer("b", 0, speed=900.0)
     peers = (slow, quick, volunteer("c", 1, speed=1000.0), volunteer("d", 1, speed=100.0))
-    assert choose_members(peers, slow, 2)[1].peer_id == "d"
-    assert choose_members(peers, quick, 2)[1].peer_id == "c"
+    assert names(preferred(peers, slow)) == ["d", "c"]
+    assert names(preferred(peers, quick)) == ["c", "d"]
 
 
 @given(st.floats(1e-3, 1e9), st.floats(0, 1e9))
-def test_if_there_is_but_a_slow_one_it_is_taken(mine: float, its: float):
+def test_if_there_is_but_a_slow_one_it_is_called(mine: float, its: float):
     me = volunteer("a", 0, speed=mine)
-    assert choose_members((me, volunteer("b", 1, speed=its)), me, 2)[1].peer_id == "b"
+    assert names(preferred((me, volunteer("b", 1, speed=its)), me)) == ["b"]
 
 
 speeds = st.sampled_from([0.0, 1.0, 10.0, 11.0, 100.0])
 
 
-@given(st.lists(speeds, max_size=6), st.lists(speeds, min_size=1, max_size=6), st.integers(0, 12))
-def test_whatever_their_speeds_a_leader_asks_each_candidate_in_turn_and_first_one_of_its_own(
-    leading: list[float], serving: list[float], attempt: int
+@given(st.lists(speeds, max_size=6), st.lists(speeds, min_size=1, max_size=6), st.integers(0, 1))
+def test_whatever_their_speeds_a_stage_calls_each_candidate_in_turn_and_first_one_of_its_own(
+    looks: list[float], serving: list[float], stage: int
 ):
-    leaders = [volunteer(f"l{number}", 0, speed=speed) for number, speed in enumerate([7.0, *leading])]
-    candidates = [volunteer(f"c{number}", 1, speed=speed) for number, speed in enumerate(serving)]
-    peers = (*leaders, *candidates)
-    first = [choose_members(peers, leader, 2)[1].peer_id for leader in leaders]
-    assert len(set(first)) == min(len(leaders), len(candidates)) or len(candidates) < len(leaders)
-    me, turns = leaders[0], range(attempt, attempt + len(candidates))
-    assert len({choose_members(peers, me, 2, (), turn)[1].peer_id for turn in turns}) == len(candidates)
+    """At the first stage, and at one whose group has a first stage but not all of the later ones."""
+    rivals = [
+        volunteer(f"l{number}", stage, f"g{number}" if stage else "", speed)
+        for number, speed in enumerate([7.0, *looks])
+    ]
+    candidates = [volunteer(f"c{number}", stage + 1, speed=speed) for number, speed in enumerate(serving)]
+    peers = (*rivals, *candidates)
+    called = [preferred(peers, rival) for rival in rivals]
+    assert all(sorted(names(order)) == sorted(names(candidates)) for order in called)
+    first = {order[0].peer_id for order in called}
+    assert len(first) == min(len(rivals), len(candidates)) or len(candidates) < len(rivals)
 
 
-def test_of_those_alike_the_nearest_is_asked_first_unless_another_leader_wants_it():
+def test_of_those_alike_the_nearest_is_called_first_unless_another_wants_it():
     me, other = volunteer("a", 0, speed=100.0), volunteer("b", 0, speed=100.0)
     near, far, slow = volunteer("d", 1, speed=90.0), volunteer("c", 1, speed=105.0), volunteer("e", 1, speed=9.0)
     trips = {near.peer_id: 0.02, far.peer_id: 0.2, slow.peer_id: 0.001}
-    assert choose_members((me, near, far, slow), me, 2, (), 0, trips)[1] == near
+    assert preferred((me, near, far, slow), me, trips) == [near, far, slow]
     silent = {far.peer_id: 0.2}  # the other did not answer
-    assert choose_members((me, near, far, slow), me, 2, (), 0, silent)[1] == far
-    both = [choose_members((me, other, near, far, slow), leader, 2, (), 0, trips)[1] for leader in (me, other)]
-    assert {peer.peer_id for peer in both} == {"c", "d"}
+    assert preferred((me, near, far, slow), me, silent)[0] == far
+    both = [preferred((me, other, near, far, slow), each, trips)[0] for each in (me, other)]
+    assert {*names(both)} == {"c", "d"}
+
+
+def test_nobody_is_called_twice_nor_left_out_for_being_near():
+    me = volunteer("a", 0, speed=100.0)
+    candidates = [volunteer(f"c{number}", 1, speed=speed) for number, speed in enumerate([90.0, 100.0, 110.0, 900.0])]
+    for order in permutations(range(4)):
+        trips = {candidates[at].peer_id: 0.01 * (rank + 1) for rank, at in enumerate(order)}
+        assert sorted(names(preferred((me, *candidates), me, trips))) == names(candidates)
 
 
 def test_backing_off_doubles_up_to_two_seconds():
     assert [backoff_seconds(attempt, 1.0) for attempt in range(5)] == [0.25, 0.5, 1, 2, 2]
 
 
-# Who goes first
+# Who looks
 
 
-def firsts(peers: tuple[PeerRecord, ...], stages: int, at: float = 0.0) -> dict[str, str | None]:
-    """What each leader without a whole group is told, by its id."""
-    taken = {name: {peer.stage for peer in peers if peer.replica == name and peer.stage} for name in "abc"}
-    leaders = [peer for peer in peers if peer.stage == 0 and len(taken[peer.peer_id]) < stages - 1]
-    return {me.peer_id: goes_first(peers, me, stages, taken[me.peer_id], at) for me in leaders}
+def test_those_look_that_have_nobody_behind_them_in_their_group_and_of_the_first_stage_those_in_none():
+    whole = (volunteer("a", 0, "a"), volunteer("b", 1, "a"), volunteer("c", 2, "a"))
+    growing = (volunteer("d", 0), volunteer("e", 1, "d"))  # whose first stage tells no group before it is whole
+    waiting = (volunteer("f", 1), volunteer("g", 2), volunteer("h", 0))
+    peers = (*whole, *growing, *waiting)
+    assert [names(looking(peers, stage)) for stage in range(2)] == [["h"], ["e"]]
+    broken = tuple(peer for peer in peers if peer.peer_id != "c")
+    assert [names(looking(broken, stage)) for stage in range(2)] == [["h"], ["b", "e"]]
 
 
-def test_of_leaders_that_hold_what_the_others_lack_all_but_one_let_go():
-    peers = (
-        *(volunteer(name, 0) for name in "abc"),
-        *(volunteer(f"m{stage}", stage, replica=name) for stage, name in enumerate("abc", 1)),
-    )
-    for at in range(100):
-        told = firsts(peers, 4, at * TURN_SECONDS)
-        (first,) = {name for name in told.values() if name is not None}
-        assert told[first] is None
-        assert [name for name, other in told.items() if other is None] == [first]
-        assert firsts(peers, 4, (at + 0.99) * TURN_SECONDS) == told
-
-
-def test_each_of_them_has_its_turn():
-    peers = (volunteer("a", 0), volunteer("b", 0), volunteer("c", 1, "a"), volunteer("d", 2, "b"))
-    assert {firsts(peers, 3, turn * TURN_SECONDS)["a"] for turn in range(20)} == {None, "b"}
-
-
-def test_who_goes_second_waits_though_it_has_let_go():
-    peers = (volunteer("a", 0), volunteer("b", 0), volunteer("c", 1, "a"), volunteer("d", 2, "b"))
-    for turn in range(20):
-        told = firsts(peers, 3, turn * TURN_SECONDS)
-        ((second, first),) = [(name, other) for name, other in told.items() if other is not None]
-        gone = tuple(
-            volunteer(peer.peer_id, peer.stage, "" if peer.replica == second else peer.replica) for peer in peers
-        )
-        assert firsts(gone, 3, turn * TURN_SECONDS) == {first: None, second: first}
-
-
-def test_a_group_that_trains_goes_first_whosever_turn_it_is():
-    peers = (volunteer("a", 0), volunteer("b", 0, "b"), volunteer("c", 1, "a"), volunteer("d", 2, "b"))
-    assert all(firsts(peers, 3, turn * TURN_SECONDS) == {"a": "b", "b": None} for turn in range(20))
-
-
-def test_nobody_lets_go_for_a_group_that_is_whole_or_holds_nothing_that_is_lacked():
-    whole = (volunteer("a", 0), volunteer("b", 0, "b"), volunteer("c", 1, "b"), volunteer("d", 2, "b"))
-    lacking = (volunteer("a", 0), volunteer("b", 0), volunteer("c", 1, "a"), volunteer("e", 1, "b"))
-    spare = (volunteer("a", 0), volunteer("b", 0), volunteer("c", 1, "a"), volunteer("d", 2, "b"), volunteer("f", 2))
-    for turn in range(20):
-        assert firsts(whole, 3, turn * TURN_SECONDS) == {"a": None}
-        assert firsts(lacking, 3, turn * TURN_SECONDS) == {"a": None, "b": None}
-        assert firsts(spare, 3, turn * TURN_SECONDS)["a"] is None
+def test_nobody_but_volunteers_looks():
+    others = (volunteer("a", 0).model_copy(update={"role": role}) for role in ("datacenter", "observer"))
+    assert looking(tuple(others), 0) == ()
 
 
 # Whom groups exchange
 
 
-def grouped(speeds: list[list[float]], spares: list[list[float]]) -> tuple[PeerRecord, ...]:
+def grouped(speeds: list[list[float]], spares: list[list[float]]) -> Peers:
     """Groups, each of these speeds by stage, and at each stage but the first some volunteers without one."""
     seated = (
         volunteer(f"g{group}-{stage}", stage, f"g{group}-0", speed)
@@ -202,21 +178,43 @@ def grouped(speeds: list[list[float]], spares: list[list[float]]) -> tuple[PeerR
     return (*seated, *free)
 
 
-def exchanged(peers: tuple[PeerRecord, ...], stages: int) -> dict[str, dict[int, PeerRecord]]:
-    """Whom each leader would have at its later stages afterwards."""
-    found = {}
-    for leader in (peer for peer in peers if peer.leads):
-        mine = {peer.stage: peer for peer in peers if peer.replica == leader.peer_id and peer.stage}
-        better = better_members(peers, leader, stages, {stage: peer.peer_id for stage, peer in mine.items()})
-        assert all(peer.peer_id != mine[stage].peer_id for stage, peer in better.items())
-        found[leader.peer_id] = mine | better
-    return found
+Groups = dict[str, list[str]]
+"""By the first stage's name: who serves each stage."""
 
 
-def pace(peers: tuple[PeerRecord, ...], groups: dict[str, dict[int, PeerRecord]]) -> float:
+def before(peers: Peers) -> Groups:
+    """The groups that there are."""
+    of = {peer.peer_id: sorted((p for p in peers if p.replica == peer.peer_id), key=_stage) for peer in peers}
+    return {first: names(group) for first, group in of.items() if group}
+
+
+def _stage(peer: PeerRecord) -> int:
+    return peer.stage
+
+
+def after(peers: Peers, stages: int) -> Groups:
+    """The groups that there will be, as each volunteer of every stage sees it by itself: all see the same, and each its
+    own place. Empty: all stay where they are."""
+    seen = {peer.peer_id: better_group(peers, peer, stages) for peer in peers}
+    assert len({group is None for group in seen.values()}) <= 1, "not all see that groups change"
+    made: Groups = {}
+    for peer in peers:
+        group = seen[peer.peer_id]
+        if group:
+            assert group[peer.stage] == peer.peer_id, "who is in a group has its own stage there"
+            assert made.setdefault(group[0], [*group]) == [*group], "two of a group see another one"
+    seated = [member for group in made.values() for member in group]
+    assert len({*seated}) == len(seated), "one is in two groups"
+    free = {peer for peer, group in seen.items() if group is not None and not group}
+    assert not free & {*seated}, "one has a seat, and does not see it"
+    assert not made or free | {*seated} == {*names(peers)}
+    return made
+
+
+def pace(peers: Peers, groups: Groups) -> float:
     """How quick all groups are together."""
-    led = {peer.peer_id: peer.tokens_per_second for peer in peers}
-    return sum(min(led[leader], *(each.tokens_per_second for each in of.values())) for leader, of in groups.items())
+    speed = {peer.peer_id: peer.tokens_per_second for peer in peers}
+    return sum(min(speed[member] for member in group) for group in groups.values())
 
 
 groups_of_three = st.integers(1, 3).flatmap(
@@ -230,37 +228,69 @@ groups_of_three = st.integers(1, 3).flatmap(
 
 
 @given(groups_of_three)
-def test_together_the_groups_are_as_quick_as_they_can_be_or_nearly_so_and_nobody_is_in_two(made):
+def test_together_the_groups_are_as_quick_as_they_can_be_or_nearly_so_and_nobody_is_in_two(
+    made: tuple[list[list[float]], list[list[float]]],
+):
     peers = grouped(*made)
-    leaders = [peer for peer in peers if peer.stage == 0]
-    before = {
-        leader.peer_id: {peer.stage: peer for peer in peers if peer.replica == leader.peer_id and peer.stage}
-        for leader in leaders
-    }
-    after = exchanged(peers, 3)
-    seated = [peer.peer_id for of in after.values() for peer in of.values()]
-    assert len({*seated}) == len(seated)
-    of_stage = [[peer for peer in peers if peer.stage == stage] for stage in (1, 2)]
+    firsts, found = [peer.peer_id for peer in peers if peer.stage == 0], after(peers, 3)
+    of_stage = [[peer.peer_id for peer in peers if peer.stage == stage] for stage in (1, 2)]
     best = max(
-        pace(peers, {leader.peer_id: {1: one, 2: other} for leader, one, other in zip(leaders, *seating, strict=True)})
-        for seating in product(*(permutations(of, len(leaders)) for of in of_stage))
+        pace(peers, {first: [first, one, other] for first, one, other in zip(firsts, *seating, strict=True)})
+        for seating in product(*(permutations(of, len(firsts)) for of in of_stage))
     )
-    if best >= MUCH_QUICKER * pace(peers, before):
-        assert pace(peers, after) == best
+    if best >= MUCH_QUICKER * pace(peers, before(peers)):
+        assert pace(peers, found) == best
+        assert found.keys() == {*firsts}
     else:
-        assert after == before
+        assert not found
+
+
+odd = st.builds(
+    volunteer,
+    st.sampled_from("abcdefgh"),
+    st.integers(0, 2),
+    st.sampled_from(["", "a", "b", "g0-0", "g1-0", "nobody"]),
+    st.sampled_from([0.0, 1.0, 8.0]),
+)
+
+
+@given(groups_of_three, st.lists(odd, max_size=5, unique_by=lambda peer: peer.peer_id), st.randoms())
+def test_whatever_records_say_all_come_to_the_same_groups(
+    made: tuple[list[list[float]], list[list[float]]], more: list[PeerRecord], order: Random
+):
+    """Groups without a first stage, with two of a stage, or not whole, as records come; in whatever order."""
+    peers = [*grouped(*made), *more]
+    found = after(tuple(peers), 3)
+    order.shuffle(peers)
+    assert after(tuple(peers), 3) == found
+
+
+def test_groups_are_the_same_whether_or_not_a_peer_is_among_those_it_knows():
+    peers = grouped([[8.0, 1.0], [1.0, 8.0]], [[]])
+    for me in peers:
+        others = tuple(peer for peer in peers if peer.peer_id != me.peer_id)
+        assert better_group(others, me, 2) == better_group(peers, me, 2)
 
 
 def test_nobody_is_exchanged_where_a_group_is_not_whole_or_somebody_has_no_speed():
     uneven = [[8.0, 1.0], [1.0, 8.0]]
-    whole = grouped(uneven, [[]])
-    assert {leader: of[1].peer_id for leader, of in exchanged(whole, 2).items()} == {"g0-0": "g1-1", "g1-0": "g0-1"}
-    me = whole[0]
-    assert better_members(whole[:3], me, 2, {1: PeerId("g0-1")}) == {}
-    unknown = grouped([[8.0, 1.0], [1.0, 0.0]], [[]])
-    assert better_members(unknown, unknown[0], 2, {1: PeerId("g0-1")}) == {}
+    assert after(grouped(uneven, [[]]), 2) == {"g0-0": ["g0-0", "g1-1"], "g1-0": ["g1-0", "g0-1"]}
+    assert after(grouped(uneven, [[]])[:3], 2) == {}
+    assert after(grouped([[8.0, 1.0], [1.0, 0.0]], [[]]), 2) == {}
 
 
-def test_a_quick_spare_takes_the_seat_of_a_slow_member():
+def test_a_quick_spare_takes_the_seat_of_a_slow_member_who_is_told_that_it_has_none():
     peers = grouped([[8.0, 1.0]], [[7.0]])
-    assert exchanged(peers, 2)["g0-0"][1].peer_id == "s0-1"
+    assert after(peers, 2) == {"g0-0": ["g0-0", "s0-1"]}
+    assert better_group(peers, peers[1], 2) == []
+
+
+@pytest.mark.parametrize(("spare", "changes"), [(1.19, False), (1.21, True)])
+def test_groups_change_only_where_that_makes_them_much_quicker(spare: float, changes: bool):
+    assert bool(after(grouped([[8.0, 1.0]], [[spare]]), 2)) is changes
+
+
+def test_a_first_stage_without_a_group_takes_no_part_in_it():
+    peers = (*grouped([[8.0, 1.0], [1.0, 8.0]], [[]]), volunteer("alone", 0, "", 9.0))
+    assert after(peers, 2) == {"g0-0": ["g0-0", "g1-1"], "g1-0": ["g1-0", "g0-1"]}
+    assert better_group(peers, peers[-1], 2) == []

@@ -1,0 +1,188 @@
+"""How the stages of a group agree on a round. The first one offers it, each passes the offer on when it has loaded what
+it needs, the answer comes back from the last, and the first one has all of them start."""
+
+import asyncio
+from dataclasses import dataclass
+
+from peer.network.group import Attempt, Link
+from peer.swarm import waits
+from peer.swarm.group.compression import Choice
+from peer.swarm.group.seats import Seats
+from peer.swarm.group.stage_round import LeavingError, StageRound
+from peer.swarm.rounds import round_policy
+from peer.swarm.rounds.outer_round import OuterLoop
+from peer.telemetry.decisions import Waiting
+from protocol.codec.seating import (
+    RoundAnswer,
+    RoundOffer,
+    pack_answer,
+    pack_offer,
+    pack_start,
+    unpack_answer,
+    unpack_offer,
+    unpack_start,
+)
+from protocol.identity import EMBEDDING, PeerId
+from protocol.net.tasks import Children
+from protocol.schemas import pipeline_pb2 as pb
+
+ANSWER_SECONDS = 60.0
+"""A member that is alive has loaded a round in this time."""
+
+FURTHER_SECONDS = 5.0
+"""And so much more for each stage that its word comes through: who is nearest to the silent one is the first to act."""
+
+TOLD_SECONDS = 3.0
+"""A wait for a neighbour's answer that has lasted so long is told."""
+
+
+@dataclass(slots=True)
+class Agreement:
+    """One stage's part in it. `choice` is the first stage's."""
+
+    here: StageRound
+    seats: Seats
+    choice: Choice | None
+    attempts: int = 0
+    """Groups that this first stage has formed."""
+    is_over: bool = False
+    """Whether the first stage has to end the round: somebody is past it, or goes on from another state."""
+
+    @property
+    def outer(self) -> OuterLoop:
+        """The outer rounds of this peer."""
+        return self.here.outer
+
+    async def reach(self) -> RoundOffer | None:
+        """All stages load the round and open their pipelines; what they have agreed on. None: they do not all hold the
+        same, and this stage has taken what it lacked, if it could.
+
+        Raises:
+            LostMemberError, BreachError, TimeoutError: a neighbour does not.
+        """
+        self.seats.require_neighbours()
+        offer = await self._offer() if self.choice is not None else await self._take_offer()
+        if offer is None:
+            return None
+        answer = await self._answer_behind(offer)
+        if not answer.holds(offer):
+            await self._meet(answer)
+            return None
+        self.here.open_pipeline(Attempt(self.seats.replica, offer.attempt), self.seats.upstream, self.seats.downstream)
+        step = max(self.here.steps, answer.step)
+        if self.seats.upstream is not None:
+            self.seats.upstream.send(pack_answer(RoundAnswer(offer.round, step, offer.embedding_digest)))
+            said = await self._told(self.seats.upstream, self.here.trainer.index, offer.round)
+            with self.seats.upstream.blamed():
+                step = unpack_start(said, step, offer.goal)
+        if self.seats.downstream is not None:
+            self.seats.downstream.send(pack_start(step))
+        self.here.steps = step
+        return offer
+
+    async def _offer(self) -> RoundOffer:
+        """The round that this first stage is at."""
+        here, record = self.here, self.outer.discovery.record
+        assert self.choice is not None
+        await here.load(here.round or self.outer.clock, here.steps, self.choice.current)
+        where = here.round, here.steps, self.seats.members, self.attempts, record.slot
+        return RoundOffer(*where, here.embedding_digest, here.compression, here.goal, here.pace.bound())
+
+    async def _take_offer(self) -> RoundOffer | None:
+        """Load the round that the stage before offers, or go on with it if it is loaded. None: this peer does not hold
+        what it needs for that, and has said so.
+
+        Raises:
+            LostMemberError: the stage before is gone.
+            BreachError: it offers what cannot be.
+        """
+        outer, upstream, stage = self.outer, self.seats.upstream, self.here.trainer.index
+        assert upstream is not None
+        said = await self._next_offer(upstream)
+        with upstream.blamed():
+            offer = unpack_offer(said, outer.manifest, stage, outer.discovery.record.peer_id, upstream.peer)
+        if offer.members[0] != PeerId(self.seats.replica):
+            raise upstream.breach("offers a round to another group than it has called for")
+        await self.here.finish_up_to(offer.round - 1, PeerId(self.seats.replica), lambda: self.seats.before_is_gone)
+        if outer.clock > offer.round:
+            upstream.send(pack_answer(RoundAnswer(outer.clock)))
+            return None
+        if self.here.round != offer.round or offer.embedding_digest not in ("", self.here.embedding_digest):
+            await self._start_over(offer.embedding_digest, upstream.peer)
+        await self.here.load(offer.round, offer.step, offer.compression, offer.goal)
+        if offer.embedding_digest not in ("", self.here.embedding_digest):
+            upstream.send(pack_answer(RoundAnswer(offer.round, 0, self.here.embedding_digest)))
+            return None
+        return offer
+
+    async def _next_offer(self, upstream: Link) -> pb.Frame:
+        """What the stage before offers next. It may have to wait for others, whose rounds go on meanwhile."""
+        async with Children() as children:
+            receiving = children.spawn(upstream.receive())
+            receiving.add_done_callback(lambda _: self.outer.discovery.news.ring())
+            await self.here.follow(
+                lambda: receiving.done() or self.seats.lost is not None or self.outer.leaving, self._wait
+            )
+            said = receiving.result() if receiving.done() else None
+            if self.outer.over or self.outer.leaving:
+                raise LeavingError("this peer leaves")
+            self.seats.require_neighbours()
+            assert said is not None
+            return said
+
+    def _wait(self) -> Waiting:
+        outer, peers, first = self.outer, self.outer.discovery.peers(), PeerId(self.seats.replica)
+        return waits.for_its_group(peers, outer.discovery.record, outer.manifest, outer.begun, first)
+
+    async def _start_over(self, embedding_digest: str, neighbour: PeerId) -> None:
+        """To be loaded anew, from the token embedding that the group has. What this stage has done from another is
+        contributed."""
+        await self.here.contribute()
+        if embedding_digest not in ("", self.outer.followed.digests.get(EMBEDDING)):
+            await self.here.compare_with(neighbour)
+            await self.outer.settle_part(EMBEDDING)
+
+    async def _answer_behind(self, offer: RoundOffer) -> RoundAnswer:
+        """What the stages behind this one have of a round.
+
+        Raises:
+            LostMemberError, BreachError, TimeoutError: the one behind it is gone, or says something else, or nothing.
+        """
+        downstream = self.seats.downstream
+        if downstream is None:
+            return RoundAnswer(offer.round, self.here.steps, offer.embedding_digest)
+        downstream.send(pack_offer(offer))
+        said = await self._told(downstream, len(self.seats.behind), offer.round)
+        with downstream.blamed():
+            return unpack_answer(said, self.outer.manifest)
+
+    async def _told(self, link: Link, stages: int, round: int) -> pb.Frame:
+        """What a neighbour says of a round next, which so many `stages` have to agree on. A wait for it that lasts is
+        told."""
+        stage = self.here.trainer.index + (1 if link is self.seats.downstream else -1)
+        async with Children() as children:
+            answering = children.spawn(link.receive())
+            await asyncio.wait((answering,), timeout=TOLD_SECONDS)
+            if not answering.done():
+                self.outer.emit(waits.for_a_member(link.peer, stage, round))
+                patience = ANSWER_SECONDS + FURTHER_SECONDS * stages - TOLD_SECONDS
+                await asyncio.wait((answering,), timeout=patience)
+            if not answering.done():
+                raise TimeoutError
+            return answering.result()
+
+    async def _meet(self, answer: RoundAnswer) -> None:
+        """Somebody behind is ahead of us, or holds what we have not: take it from the stage behind this one, which does
+        the same. The first stage ends the round, with the inner steps that it has, or begins it anew."""
+        here, outer, upstream = self.here, self.outer, self.seats.upstream
+        if self.seats.downstream is not None:
+            await here.compare_with(self.seats.downstream.peer)
+        if upstream is not None:
+            upstream.send(pack_answer(answer))
+            return
+        if round_policy.is_nobodys(outer.discovery.record, [answer.round], outer.discovery.others()):
+            outer.nobodys = outer.clock
+        self.is_over = bool(here.steps) or answer.round > outer.clock
+        if not self.is_over:
+            await outer.settle_part(EMBEDDING)
+            here.round = 0

@@ -1,0 +1,289 @@
+"""A volunteer's stage in one group after another: it takes its seat, agrees on a round with the stages beside it,
+trains, and contributes.
+
+No stage leads. The first one reads the text and offers each round; what is offered goes from stage to stage, and the
+answers come back. Whoever finds a neighbour lost hangs up on the other one, too, so all learn that the group is broken,
+are free, and seat themselves anew.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from peer.network.duplex import BreachError
+from peer.swarm import waits
+from peer.swarm.group.agreement import Agreement
+from peer.swarm.group.compression import Choice
+from peer.swarm.group.plan import better_group
+from peer.swarm.group.seats import Seats, pause
+from peer.swarm.group.stage_round import LeavingError, RoundText, StageRound
+from peer.swarm.group.stragglers import patience_with
+from peer.swarm.rounds.outer_round import OuterLoop
+from peer.swarm.text_reader import Reader
+from peer.telemetry.decisions import Waiting
+from peer.telemetry.events import GroupBroken, GroupFormed
+from peer.telemetry.group_decisions import CompressionChosen, Dismissed, MemberChanged, Released
+from protocol.codec.seating import RoundOffer
+from protocol.errors import LostMemberError, PeerError
+from protocol.identity import PeerId, ReplicaId
+from protocol.net.tasks import Children
+
+SILENT = "a neighbour did not answer"
+
+REGROUP_ROUNDS = 4
+"""After the first round, and then after so many, volunteers look whether groups would be quicker with others."""
+
+
+@dataclass(slots=True)
+class ServedStage:
+    """One stage, and who sits beside it. `reader` and `choice` are the first stage's."""
+
+    here: StageRound
+    seats: Seats
+    reader: Reader | None = None
+    choice: Choice | None = None
+    agreement: Agreement = field(init=False)
+    offer: RoundOffer | None = None
+    """What this group has agreed on last."""
+    told: tuple[PeerId, ...] = ()
+    """The group that was told of last; empty: none, or it is broken."""
+
+    def __post_init__(self) -> None:
+        """No group has formed."""
+        self.agreement = Agreement(self.here, self.seats, self.choice)
+
+    @property
+    def outer(self) -> OuterLoop:
+        """The outer rounds of this peer."""
+        return self.here.outer
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the first stage."""
+        return self.here.trainer.index == 0
+
+    @property
+    def _ends(self) -> bool:
+        return self.outer.over or self.outer.leaving
+
+    async def serve(self) -> None:
+        """Train in one group after another, until the run is over or this peer leaves."""
+        self.here.overdue, failures = self._watch, 0
+        await self.here.take_up()
+        while self.is_first and self.outer.contributed and not self._ends:
+            await self.here.finish()  # without doing a round twice
+        self.seats.open = True
+        while not self._ends:
+            try:
+                await self._take_seats()
+                while not self._ends and self.seats.replica:
+                    if await self._agree():
+                        await self._train()
+                        failures = 0
+                    elif not self.agreement.is_over:
+                        failures = await self._pause(failures)
+                        continue
+                    await self._end_round()
+            except (LostMemberError, PeerError, TimeoutError) as error:
+                if self._ends:
+                    break
+                await self._break_up(error)
+                failures = await self._pause(failures)
+        await self.here.abandon("this peer leaves")
+        self.seats.close()
+        await self.here.contribute()
+
+    async def _pause(self, failures: int) -> int:
+        """Before the first stage tries again, after so many failures in a row. Returns how many they are now."""
+        if self.is_first and failures:
+            await pause(self.outer.discovery.news, failures)
+        return failures + 1
+
+    # Seats
+
+    async def _take_seats(self) -> None:
+        """Until the group is whole. The rounds of the others go on meanwhile, and so do ours.
+
+        Raises:
+            LostMemberError: the stage before is gone, meanwhile.
+        """
+        outer, seats = self.outer, self.seats
+        if self.is_first:
+            seats.replica = ReplicaId(outer.discovery.record.peer_id)
+            self.agreement.attempts += 1
+        else:
+            await self.here.follow(lambda: seats.is_called or outer.leaving, self._wait_for_a_group)
+            if self._ends:
+                return
+            seats.sit_down()
+            await outer.discovery.publish(replica=seats.replica)
+        async with Children() as children:
+            filling = children.spawn(seats.fill())
+            filling.add_done_callback(lambda _: outer.discovery.news.ring())
+            if self.is_first:
+                await self._fill_as_first(filling.done)
+            else:
+                await self.here.follow(
+                    lambda: filling.done() or seats.before_is_gone or outer.leaving, self._wait_for_members
+                )
+            if filling.done():
+                filling.result()
+        seats.require_neighbours()
+        if self.is_first and not self._ends:
+            await self._announce()
+
+    async def _fill_as_first(self, filled: Callable[[], bool]) -> None:
+        """Go through the rounds of the others, until there are members."""
+        outer = self.outer
+        while not (filled() or self._ends):
+            await self.here.handover.inherit()
+            outer.emit(self._wait_for_members())
+            if self.here.round and outer.late(self.here.round, self.here.steps):
+                await self._finish(self.here.round)
+            elif self.here.round:
+                await outer.discovery.news.wait(1.0)
+            elif await outer.wait_for_others(
+                outer.clock, lambda: filled() or self.here.handover.due or outer.leaving, self._wait_for_members
+            ):
+                await self._finish(outer.clock)
+
+    async def _announce(self) -> None:
+        """Tell that a replica has formed. A run begins when all the replicas of its manifest have.
+
+        Raises:
+            LostMemberError: a member leaves before.
+        """
+        outer, members = self.outer, self.seats.members
+        self._tell_formed(members, outer.discovery.record.slot, "each other stage has a volunteer now")
+        await outer.discovery.publish(replica=self.seats.replica)
+        while not (outer.begun or self._ends):
+            outer.emit(waits.for_the_beginning(outer.discovery.peers(), outer.manifest))
+            self.seats.require_neighbours()
+            await outer.discovery.news.wait(1.0)
+
+    def _tell_formed(self, members: tuple[PeerId, ...], slot: int, reason: str) -> None:
+        if members != self.told:
+            self.told = members
+            self.outer.emit(GroupFormed(self.seats.replica, slot, [*map(str, members)], reason))
+
+    async def _break_up(self, error: Exception) -> None:
+        """The group is broken: be free for another, and go on in it where this round was left. What there is of the
+        round is contributed when the others end it, or at once if that is all."""
+        outer, reason = self.outer, str(error) or SILENT
+        if isinstance(error, BreachError):
+            self._dismiss(error)
+        if self.told:
+            outer.emit(GroupBroken(self.seats.replica, self.here.round, self.here.steps, reason))
+        self.told, self.offer = (), None  # should the same peers form it again, that is told
+        if isinstance(error, TimeoutError) and self.seats.downstream is not None:
+            self.seats.silent = self.seats.downstream.peer
+        if self.here.pipeline is not None:  # else what has been said of the last step still goes out
+            self.seats.hang_up(reason)
+        await self.here.abandon(reason)
+        self.seats.leave()
+        if not (self.is_first and self.here.steps):  # nobody should wait for what is not to come
+            await outer.discovery.publish(replica="")
+        if not self.is_first and self.here.steps >= outer.manifest.inner.steps:
+            await self.here.contribute()  # a group that has to do this round again may call all the same
+
+    def _dismiss(self, error: BreachError) -> None:
+        """Do not talk to a neighbour for a while."""
+        self.outer.emit(Dismissed(error.peer, self.here.round, self.here.steps, str(error)))
+        self.outer.reconciler.bans.note(error.peer, error)
+
+    # Rounds
+
+    async def _agree(self) -> bool:
+        """Agree with the others of the group on a round; whether there is something to train in it. Raises as
+        `Agreement.reach` does."""
+        self.agreement.is_over = False
+        offer = await self.agreement.reach()
+        if offer is None:
+            return False
+        self.offer = offer
+        self._tell_formed(offer.members, offer.slot, "the stage before it called this peer")
+        return True
+
+    async def _train(self) -> None:
+        """Inner steps until the round's end.
+
+        Raises:
+            LostMemberError, BreachError: a neighbour is gone, or broke the protocol.
+        """
+        here = self.here
+        source, last = RoundText(here, self.reader) if self.reader is not None else None, here.steps >= here.goal
+        while not last:
+            taken = await here.step(source)
+            if self.choice is not None:
+                self.choice.note(taken.seconds, taken.sums.passes)
+            last = taken.last
+            if self.outer.leaving and not last:
+                raise LeavingError("this peer leaves")
+        here.end_steps()
+
+    def _watch(self, seconds: float) -> None:
+        """The inner step in flight has lasted so long: too long, if a neighbour is waited for."""
+        waits_for = self.here.waits_for
+        if waits_for is None or self.offer is None:
+            return
+        side = len(self.seats.behind) if waits_for is self.seats.downstream else self.here.trainer.index
+        if seconds >= patience_with(self.here.pace.bound_in(self.offer.patience), side):
+            error = waits_for.breach(f"held its group up: an inner step has not ended in {seconds:.0f} s")
+            self._dismiss(error)
+            self.seats.hang_up(str(error))
+
+    async def _end_round(self) -> None:
+        """Contribute, finish the round, and see whether groups change members."""
+        round = self.here.round or self.outer.clock
+        better = self._better_group(round)
+        if self.choice is not None and (chosen := self.choice.decide()):
+            self.outer.emit(CompressionChosen(self.choice.current, chosen))
+        await self._finish(round)
+        if better is not None and not self._ends:
+            await self._regroup(better)
+
+    async def _finish(self, round: int) -> None:
+        """Finish all rounds up to this one. The first stage does so whoever is gone. Raises as
+        `StageRound.finish_up_to` does."""
+        await self.here.finish_up_to(round, PeerId(self.seats.replica), lambda: self.seats.before_is_gone)
+
+    def _better_group(self, round: int) -> list[PeerId] | None:
+        """Before this peer contributes to a round: in which group it shall be after it; None: in this one. Nobody
+        changes groups before all that are waited for have contributed, so all see the same groups. Where all take H
+        steps it is the slowest group that counts, which no change makes quicker."""
+        outer = self.outer
+        if (round + 1) % REGROUP_ROUNDS != 2 or not outer.manifest.inner.most_steps or self.offer is None:
+            return None
+        me, stages = outer.discovery.record, outer.manifest.replicas.stages
+        better = better_group(outer.discovery.peers(), me, stages)
+        return None if better is None or tuple(better) == self.offer.members else [*better]
+
+    async def _regroup(self, better: list[PeerId]) -> None:
+        """Between two rounds: out of this group, for one that suits better."""
+        assert self.offer is not None
+        outer, stage, members = self.outer, self.here.trainer.index, self.offer.members
+        behind = better[stage + 1] if better and stage + 1 < len(members) else None
+        if behind is not None and behind != members[stage + 1]:
+            outer.emit(MemberChanged(members[stage + 1], behind, stage + 1, outer.clock))
+        if stage and (not better or better[stage - 1] != members[stage - 1]):
+            outer.emit(Released(self.seats.replica))
+        self.told, self.offer = (), None
+        self.seats.leave()
+        self.seats.wait_for(behind)
+        if not self.is_first:
+            await outer.discovery.publish(replica="")
+
+    # Waits
+
+    def _wait_for_a_group(self) -> Waiting:
+        outer = self.outer
+        return waits.for_a_seat(outer.discovery.peers(), outer.discovery.record, outer.manifest, outer.begun)
+
+    def _wait_for_members(self) -> Waiting:
+        """The wait of this peer for members at the stages behind it that have none."""
+        outer, peers, me = self.outer, self.outer.discovery.peers(), self.outer.discovery.record
+        if outer.lost_state:
+            return outer.lost_state
+        missing = range(me.stage + len(self.seats.members), outer.manifest.replicas.stages)
+        if not missing:
+            return waits.for_its_group(peers, me, outer.manifest, outer.begun, PeerId(self.seats.replica))
+        return waits.for_members(peers, me, outer.manifest, outer.begun, missing)

@@ -1,0 +1,163 @@
+"""What the stages of a replica group tell each other between inner steps, checked once at the edge: who is seated, and
+which round comes next.
+
+The first stage offers a round, each stage that holds what it needs passes the offer on, and the answer comes back from
+the last stage, or from the first that cannot follow; then the first stage has all of them start.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from protocol.errors import FormatError
+from protocol.identity import PeerId
+from protocol.manifest import Manifest
+from protocol.schemas import pipeline_pb2 as pb
+
+DIGEST_LETTERS = 64
+"""SHA-256 in hexadecimal."""
+
+MOST_LETTERS = 128
+"""Of a peer id; those in use have about fifty."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundOffer:
+    """A round that a group is to begin, or to go on with, as its first stage offers it."""
+
+    round: int
+    step: int
+    """Inner steps of the round that the first stage has behind it."""
+    members: tuple[PeerId, ...]
+    """The group, by stage."""
+    attempt: int
+    """Counts how often the first stage has formed a group."""
+    slot: int
+    embedding_digest: str
+    """Of the token embedding that all stages must hold; empty if they need none."""
+    compression: int
+    """d / k of the frames."""
+    goal: int
+    """Inner steps that the group means to take in the round."""
+    patience: float
+    """Seconds after which an inner step is too long."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundAnswer:
+    """What a stage and those behind it have of a round: all that was offered, or another round or token embedding."""
+
+    round: int
+    step: int = 0
+    """Inner steps of it that whoever is furthest has behind it."""
+    embedding_digest: str = ""
+
+    def holds(self, offer: RoundOffer) -> bool:
+        """Whether the stage and all behind it hold what was offered."""
+        return (self.round, self.embedding_digest) == (offer.round, offer.embedding_digest)
+
+
+def pack_seats(members: Sequence[PeerId]) -> pb.Frame:
+    """The message that tells the stage before who serves this stage and those behind it."""
+    return pb.Frame(seats=pb.Seats(members=members))
+
+
+def unpack_seats(message: pb.Frame, first: PeerId, stages: int) -> tuple[PeerId, ...]:
+    """Check who is seated behind a stage: `first`, who says so, and others, at most one for each of so many `stages`.
+
+    Raises:
+        FormatError: it is no such list.
+    """
+    require_kind(message, "seats")
+    members = tuple(map(PeerId, message.seats.members))
+    if not 1 <= len(members) <= stages or members[0] != first or not _are_peers(members):
+        raise FormatError(f"{len(members)} seats, of {stages} stages, that are not of as many peers")
+    return members
+
+
+def pack_offer(offer: RoundOffer) -> pb.Frame:
+    """The message that offers a round to the stage behind."""
+    told = pb.RoundOffer(round=offer.round, step=offer.step, members=offer.members, attempt=offer.attempt)
+    told.slot, told.embedding_digest, told.compression = offer.slot, offer.embedding_digest, offer.compression
+    told.goal, told.patience = offer.goal, offer.patience
+    return pb.Frame(offer=told)
+
+
+def unpack_offer(message: pb.Frame, manifest: Manifest, stage: int, me: PeerId, before: PeerId) -> RoundOffer:
+    """Check a round that is offered to `me`, at a stage behind that of the peer `before`.
+
+    Raises:
+        FormatError: it is none of this run, or of another group.
+    """
+    require_kind(message, "offer")
+    told, inner = message.offer, manifest.inner
+    members = tuple(map(PeerId, told.members))
+    if len(members) != manifest.replicas.stages or not _are_peers(members):
+        raise FormatError(f"a group of {len(members)} members, of {manifest.replicas.stages} stages")
+    if members[stage] != me or members[stage - 1] != before:
+        raise FormatError("a group in which another has this seat, or that of who offers it")
+    if not 1 <= told.round <= manifest.outer.rounds or told.step > inner.steps_at_most:
+        raise FormatError(f"round {told.round} at step {told.step}, which are none of this run")
+    if told.compression not in manifest.compressions:
+        raise FormatError(f"d / k = {told.compression}, which this run does not have")
+    if not inner.steps <= told.goal <= inner.steps_at_most:
+        raise FormatError(f"{told.goal} inner steps in a round")
+    if not 0.0 <= told.patience < math.inf:
+        raise FormatError("a patience of no time there is")
+    where = told.attempt, told.slot, _digest(told.embedding_digest)
+    return RoundOffer(told.round, told.step, members, *where, told.compression, told.goal, told.patience)
+
+
+def pack_answer(answer: RoundAnswer) -> pb.Frame:
+    """The message that answers the stage before."""
+    told = pb.RoundAnswer(round=answer.round, step=answer.step, embedding_digest=answer.embedding_digest)
+    return pb.Frame(answer=told)
+
+
+def unpack_answer(message: pb.Frame, manifest: Manifest) -> RoundAnswer:
+    """Check what the stage behind, and those behind it, have of a round.
+
+    Raises:
+        FormatError: it is no answer, or of no round of this run, or has more steps than a round has.
+    """
+    require_kind(message, "answer")
+    told = message.answer
+    if not 1 <= told.round <= manifest.outer.rounds + 1:
+        raise FormatError(f"round {told.round}, which is none of this run, and not the end of it")
+    if told.step > manifest.inner.steps_at_most:
+        raise FormatError(f"{told.step} inner steps of a round, more than it has")
+    return RoundAnswer(told.round, told.step, _digest(told.embedding_digest))
+
+
+def pack_start(step: int) -> pb.Frame:
+    """The message that has the stage behind start at an inner step (from 0)."""
+    return pb.Frame(start=pb.RoundStart(step=step))
+
+
+def unpack_start(message: pb.Frame, least: int, goal: int) -> int:
+    """Check the step to start at: `least` are behind this stage and those after it.
+
+    Raises:
+        FormatError: it is no start, or at a step that is behind them already, or beyond the `goal`.
+    """
+    require_kind(message, "start")
+    if not least <= message.start.step <= max(least, goal):
+        raise FormatError(f"a start at step {message.start.step}, where {least} are done, of {goal}")
+    return int(message.start.step)
+
+
+def require_kind(message: pb.Frame, kind: str) -> None:
+    """Raise FormatError if a message is of another kind than is due."""
+    if (got := message.WhichOneof("kind")) != kind:
+        raise FormatError(f"expected the {kind} of a round, got {got}")
+
+
+def _are_peers(members: Sequence[PeerId]) -> bool:
+    """Whether these are the ids of as many different peers."""
+    return len({*members}) == len(members) and all(0 < len(each) <= MOST_LETTERS for each in members)
+
+
+def _digest(told: str) -> str:
+    if told and (len(told) != DIGEST_LETTERS or any(letter not in "0123456789abcdef" for letter in told)):
+        raise FormatError("a digest that is none")
+    return told

@@ -1,0 +1,65 @@
+"""A volunteer that swallows what it is to compute, and gives signs of life: who sits beside it finds it, and nobody
+else is blamed. In virtual time, at each stage of a group."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from peer.swarm.group.inner_step import PipelineStage
+from peer.swarm.group.stragglers import FURTHER, LEAST_SECONDS
+from peer.telemetry.events import GroupFormed, RoundDone, StepDone
+from peer.telemetry.group_decisions import Dismissed
+from tests.world import test_cases
+from tests.world.test_cases import MakeWorld, join, told
+
+world = test_cases.world
+
+STAGES, LAST_HONEST, ROUNDS = 3, 2, 5
+TABLES: dict[str, dict[str, Any]] = {
+    "model": {"d": 16, "layers": STAGES, "heads": 2, "kv_heads": 2, "ffn": 24, "vocabulary": 300, "context": 16},
+    "replicas": {"groups": 1, "stages": STAGES, "datacenters": 1, "compression": 4},
+    "inner": {"steps": 4},
+    "outer": {"rounds": ROUNDS},
+}
+MOST_SECONDS = LEAST_SECONDS * (1 + FURTHER * STAGES)
+
+
+@pytest.mark.parametrize("stage", range(STAGES))
+def test_who_swallows_microbatches_is_found_by_who_sits_beside_it(
+    world: MakeWorld, monkeypatch: pytest.MonkeyPatch, stage: int
+):
+    trainers, honest = dict[int, Any](), PipelineStage.run
+
+    async def swallow(self: PipelineStage, round: int, step: int, source: Any) -> Any:
+        liar = trainers.setdefault(self.trainer.index, self.trainer)  # who takes its seat later has another
+        if self.trainer is liar and liar.index == stage and round > LAST_HONEST:
+            await asyncio.Event().wait()
+        return await honest(self, round, step, source)
+
+    monkeypatch.setattr(PipelineStage, "run", swallow)
+    run = world(**TABLES)
+    group, center = (
+        [join(run, f"stage-{each}", "volunteer", each) for each in range(STAGES)],
+        join(run, "c", "datacenter"),
+    )
+    assert run.run_until(lambda: all(told(each, GroupFormed) for each in group), 60)
+    spare, liar = join(run, "spare", "volunteer", stage), group[stage]
+    others = [each for each in group if each is not liar]
+    assert run.run_until(lambda: all(told(each, RoundDone, lambda event: event.round == 2) for each in others), 120)
+    begun = run.loop.now
+    assert run.run_until(lambda: any(told(each, Dismissed) for each in others), 2 * MOST_SECONDS)
+    assert run.loop.now - begun <= MOST_SECONDS
+    assert run.run_until(lambda: bool(told(spare, StepDone)), 30)
+    assert run.run_until(
+        lambda: all(told(each, RoundDone, lambda event: event.round == ROUNDS) for each in others), 300
+    )
+    (joined,) = {event.peer_id for event in told(liar, test_cases.Joined)}
+    accusers = [each for each in others if told(each, Dismissed)]
+    assert {event.peer for each in accusers for event in told(each, Dismissed)} == {joined}
+    assert all(abs(group.index(each) - stage) == 1 for each in accusers)
+    assert not told(spare, Dismissed)
+    assert not told(center, Dismissed)
+    assert liar.process is not None
+    run.kill(liar.process)
+    assert run.run_until(lambda: all(each.process is None for each in (*others, spare, center)), 300)
