@@ -11,7 +11,7 @@ RunId = NewType("RunId", str)
 """Hex SHA-256 of the run's descriptor, which pins every file of the run."""
 
 ReplicaId = NewType("ReplicaId", str)
-"""The peer id of a replica's leader: stage 0 of a replica group, or the datacenter itself."""
+"""The peer id that a replica is named for: that of stage 0 of a replica group, or of the datacenter itself."""
 
 Part = NewType("Part", str)
 """A piece of the model that one contribution covers: `stage-0`, `stage-1`, …, or `embedding`, which all stages follow.

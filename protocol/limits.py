@@ -211,8 +211,8 @@ RELAY_PEERS = 256
 
 RELAY_STREAMS = 128
 RELAY_STREAMS_OF_PAIR = 16
-"""The streams that a relay carries at once, of all peers and of one pair. Two peers have one for calls each way, one
-for orders and one for frames; each may hold 0.5 MiB on its way through. As many greetings may wait."""
+"""The streams that a relay carries at once, of all peers and of one pair. Two peers have one for calls each way, and
+one for frames; each may hold 0.5 MiB on its way through. As many greetings may wait."""
 
 RELAY_STREAMS_OF_PEER = 32
 """The streams that one peer may have opened: to some neighbours, and to the peers that it compares with. On a relay

@@ -203,7 +203,7 @@ class ViewModel(BaseModel):
 
 
 class PeerView(ViewModel):
-    """One peer of the run. `replica` is the peer id of its group's leader, or empty; rates are bytes and tokens a
+    """One peer of the run. `replica` is the peer id of its group's first stage, or empty; rates are bytes and tokens a
     second."""
 
     id: str

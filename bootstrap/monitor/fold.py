@@ -213,7 +213,7 @@ class Fold:
             self.tokens += entry.tokens[peer.id]
 
     def _compression(self, peer: Peer) -> int:
-        """d / k of a peer's group: what its leader tells, if the manifest has it."""
+        """d / k of a peer's group: what its first stage tells, if the manifest has it."""
         leader = self.peers.get(PeerId(peer.group), peer)
         chosen = leader.batch.compression
         return chosen if chosen in self.manifest.compressions else self.manifest.compressions[0]

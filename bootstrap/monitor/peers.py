@@ -33,8 +33,8 @@ IDLE_SECONDS = 120.0
 """Who waits for so long and does nothing meanwhile is not at work: whoever it waits for may never come."""
 
 SILENT_SECONDS = 2 * HEARTBEAT_SECONDS + 5.0
-"""A leader of which nothing was heard for so long gives no sign of life: one that waits renews its record, and the node
-reads it as often. Of one that a member has left in mid-round it is so after `AT_WORK_SECONDS`."""
+"""A first stage of which nothing was heard for so long gives no sign of life: one that waits renews its record, and the
+node reads it as often. Of one that a member has left in mid-round it is so after `AT_WORK_SECONDS`."""
 
 Sample = tuple[float, int, int, int]
 """When, and then tokens, bytes up and bytes down since the peer joined."""
@@ -218,7 +218,8 @@ def silent(peer: Peer, now: float, bound: float) -> str:
 
 
 def silent_leader(leader: Peer, now: float, bound: float = SILENT_SECONDS) -> str:
-    """That a leader gives no sign of life, in words, if nothing was heard of it for so long; else nothing."""
+    """That the first stage of a group gives no sign of life, in words, if nothing was heard of it for so long; else
+    nothing."""
     said = silent(leader, now, bound)
     return f"its leader, peer {leader.id[-8:]}, {said}" if said else ""
 
@@ -230,8 +231,8 @@ def group_views(
     now: float,
     state: RunState = "training",
 ) -> list[GroupView]:
-    """The groups that volunteers say they are in: of two that claim one stage, the one that the leader names. And those
-    that broke, with whom they had, until their members are in others. `state`: the run's. While it gathers, an empty
+    """The groups that volunteers say they are in: of two that claim one stage, the one that the first stage names. And
+    those that broke, with whom they had, until their members are in others. `state`: the run's. While it gathers, an empty
     seat is not why a group does not train; and when it is finished, that needs no reason."""
     members: dict[str, list[str]] = {}
     for peer in peers.values():

@@ -1,4 +1,4 @@
-"""What a group decides, or its leader: who is in it, and in how many numbers its frames are."""
+"""What a stage decides of its group: who sits beside it, and in how many numbers the frames are."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ LIKE_SPEED = "the groups are quicker if volunteers of like speed are together"
 
 @dataclass(frozen=True, slots=True)
 class Dismissed(EventBase):
-    """This peer leads a group and has put a member out of it: while it is avoided it is not invited again."""
+    """This peer has hung up on a neighbour of its group that broke the protocol or held the group up, and avoids it."""
 
     peer: str
     round: int
@@ -28,7 +28,7 @@ class Dismissed(EventBase):
 
 @dataclass(frozen=True, slots=True)
 class MemberChanged(EventBase):
-    """This peer leads a group, and between two rounds it exchanges a member for `peer`: with those of like speed
+    """Between two rounds, whom this peer has behind it changes from `member` to `peer`: with those of like speed
     together, the groups are quicker."""
 
     member: str
@@ -48,7 +48,7 @@ class MemberChanged(EventBase):
 
 @dataclass(frozen=True, slots=True)
 class Released(EventBase):
-    """This peer is free: the leader of its group has let it go, for a group that it suits better."""
+    """This peer has left its group between two rounds, and is free for one that it suits better."""
 
     replica: str
 
@@ -64,7 +64,7 @@ class Released(EventBase):
 
 @dataclass(frozen=True, slots=True)
 class CompressionChosen(EventBase):
-    """This peer leads a group that chooses its own k: d / `compression` from now on, and why."""
+    """This peer is the first stage of a group that chooses its own k: d / `compression` from now on, and why."""
 
     compression: int
     why: str

@@ -49,7 +49,7 @@ class Swarm:
             case Joined() if process in self.replicas:
                 self.replicas[process] = None  # it has started again, and is in no group yet
             case GroupBroken() if self.stages.get(process):
-                self.replicas[process] = None  # its leader is gone; a leader keeps its place
+                self.replicas[process] = None  # it is free; the first stage keeps its place
             case StepDone(round, step):
                 self.reached = max(self.reached, Moment(round, step + 1), key=lambda each: (each.round, each.step))
             case RoundDone(round):
@@ -76,7 +76,7 @@ class Swarm:
         return [BOOTSTRAP, *self.stages, *self.datacenters]
 
     def company(self, stage: int) -> list[str]:
-        """The first group without its member of `stage`; its leader first."""
+        """The first group without its member of `stage`, by stage."""
         return [name for name, served in self.stages.items() if served != stage][: len({*self.stages.values()}) - 1]
 
     def processes(self, target: Target) -> list[str]:

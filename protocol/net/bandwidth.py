@@ -11,7 +11,7 @@ first it lets megabytes through, which would all be in a frame's way. So while i
 - Without one, nobody knows what a link carries. But while inner steps run, bulk goes at a fraction of the frames' rate,
   spread over the time that there is, and not while frames are still unsent. Between them it goes as fast as it can.
 
-What is not counted is small: questions and answers, the control streams, the DHT.
+What is not counted is small: questions and answers, the DHT.
 """
 
 import asyncio

@@ -11,6 +11,7 @@ from peer.compute.trainer import StageTrainer
 from peer.network.duplex import BreachError
 from peer.network.group import Link
 from protocol.codec.frames import FrameRules
+from protocol.errors import LostMemberError
 from protocol.schemas import pipeline_pb2 as pb
 from tests.peer.compute.test_replica import batches, genesis, manifest
 from tests.reference.boundary import orthonormal
@@ -185,3 +186,36 @@ def test_what_the_first_stage_learns_while_a_step_lasts_can_make_it_the_last():
             assert (await taking).last
 
     asyncio.run(asyncio.wait_for(scene(), 60))
+
+
+@pytest.mark.parametrize("gone", [0, 2], ids=["the stage before", "the stage behind"])
+def test_a_stage_that_waits_for_one_neighbour_learns_that_the_other_is_gone(gone: int):
+    """The step cannot end without it; and who is waited for may wait for this stage."""
+    run = RUN3.model_copy(update={"inner": RUN3.inner.model_copy(update={"sequences": RUN3.inner.microbatch})})
+
+    async def scene() -> None:
+        async with loopback_group(run, orthonormal(32)) as stages:
+            for each in stages:
+                each.trainer.load(genesis(run))
+            first, middle, last = (each.stage for each in stages)
+            assert first is not None
+            assert middle is not None
+            assert last is not None
+            at_work = asyncio.ensure_future(middle.run(1, 0, None))
+            other = last
+            if gone == 0:
+                other = first
+                sending = asyncio.ensure_future(first.run(1, 0, Batches([batches(run, 1)[0].numpy()])))
+                await until(lambda: middle.waiting is middle.downstream)  # the last stage takes no part
+                sending.cancel()
+                await asyncio.gather(sending, return_exceptions=True)
+            else:
+                await until(lambda: middle.waiting is middle.upstream)
+            for link in (other.upstream, other.downstream):
+                if link is not None:
+                    link.abort("gone")
+            with pytest.raises(LostMemberError):
+                await at_work
+            await middle.abandon("its group is broken")
+
+    asyncio.run(asyncio.wait_for(scene(), 30))
