@@ -232,8 +232,8 @@ def group_views(
     state: RunState = "training",
 ) -> list[GroupView]:
     """The groups that volunteers say they are in: of two that claim one stage, the one that the first stage names. And
-    those that broke, with whom they had, until their members are in others. `state`: the run's. While it gathers, an empty
-    seat is not why a group does not train; and when it is finished, that needs no reason."""
+    those that broke, with whom they had, until their members are in others. `state`: the run's. While it gathers, an
+    empty seat is not why a group does not train; and when it is finished, that needs no reason."""
     members: dict[str, list[str]] = {}
     for peer in peers.values():
         record = peer.record

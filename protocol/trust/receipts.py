@@ -37,8 +37,9 @@ MOST = 2**53
 @dataclass(frozen=True, slots=True)
 class Work:
     """A receipt of work: what a neighbour saw. `stage` is the receiver's, `beside` the signer's; `replica` names the
-    last group in which they met, in so many `attempts`; `since` is when the signer began to count, in ms since 1970. `forward` and `backward` are the microbatches that went over their link each way, and `tokens` those of
-    the pairs."""
+    last group in which they met, in so many `attempts`; `since` is when the signer began to count, in ms since 1970.
+    `forward` and `backward` are the microbatches that went over their link each way, and `tokens` those of the
+    pairs."""
 
     signer: PeerId
     receiver: PeerId

@@ -22,6 +22,7 @@ from protocol.codec.seating import (
     unpack_offer,
     unpack_start,
 )
+from protocol.errors import LostMemberError
 from protocol.identity import EMBEDDING, PeerId
 from protocol.net.tasks import Children
 from protocol.schemas import pipeline_pb2 as pb
@@ -34,6 +35,14 @@ FURTHER_SECONDS = 5.0
 
 TOLD_SECONDS = 3.0
 """A wait for a neighbour's answer that has lasted so long is told."""
+
+
+class SilentError(LostMemberError):
+    """A neighbour, `peer`, has not answered in time."""
+
+    def __init__(self, link: Link, seconds: float) -> None:
+        super().__init__(f"{link.with_whom} has not answered for {seconds:.0f} s")
+        self.peer = link.peer
 
 
 @dataclass(slots=True)
@@ -58,7 +67,7 @@ class Agreement:
         same, and this stage has taken what it lacked, if it could.
 
         Raises:
-            LostMemberError, BreachError, TimeoutError: a neighbour does not.
+            LostMemberError, BreachError: a neighbour does not.
         """
         self.seats.require_neighbours()
         offer = await self._offer() if self.choice is not None else await self._take_offer()
@@ -146,7 +155,7 @@ class Agreement:
         """What the stages behind this one have of a round.
 
         Raises:
-            LostMemberError, BreachError, TimeoutError: the one behind it is gone, or says something else, or nothing.
+            LostMemberError, BreachError: the one behind it is gone, or says nothing, or something else.
         """
         downstream = self.seats.downstream
         if downstream is None:
@@ -163,12 +172,12 @@ class Agreement:
         async with Children() as children:
             answering = children.spawn(link.receive())
             await asyncio.wait((answering,), timeout=TOLD_SECONDS)
+            patience = ANSWER_SECONDS + FURTHER_SECONDS * stages
             if not answering.done():
                 self.outer.emit(waits.for_a_member(link.peer, stage, round))
-                patience = ANSWER_SECONDS + FURTHER_SECONDS * stages - TOLD_SECONDS
-                await asyncio.wait((answering,), timeout=patience)
+                await asyncio.wait((answering,), timeout=patience - TOLD_SECONDS)
             if not answering.done():
-                raise TimeoutError
+                raise SilentError(link, patience)
             return answering.result()
 
     async def _meet(self, answer: RoundAnswer) -> None:

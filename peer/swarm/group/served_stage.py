@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from peer.network.duplex import BreachError
 from peer.swarm import waits
-from peer.swarm.group.agreement import Agreement
+from peer.swarm.group.agreement import Agreement, SilentError
 from peer.swarm.group.compression import Choice
 from peer.swarm.group.plan import better_group
 from peer.swarm.group.seats import Seats, pause
@@ -23,11 +23,9 @@ from peer.telemetry.decisions import Waiting
 from peer.telemetry.events import GroupBroken, GroupFormed
 from peer.telemetry.group_decisions import CompressionChosen, Dismissed, MemberChanged, Released
 from protocol.codec.seating import RoundOffer
-from protocol.errors import LostMemberError, PeerError
+from protocol.errors import HetpeerError, LostMemberError, PeerError
 from protocol.identity import PeerId, ReplicaId
 from protocol.net.tasks import Children
-
-SILENT = "a neighbour did not answer"
 
 REGROUP_ROUNDS = 4
 """After the first round, and then after so many, volunteers look whether groups would be quicker with others."""
@@ -83,7 +81,7 @@ class ServedStage:
                         failures = await self._pause(failures)
                         continue
                     await self._end_round()
-            except (LostMemberError, PeerError, TimeoutError) as error:
+            except (LostMemberError, PeerError) as error:
                 if self._ends:
                     break
                 await self._break_up(error)
@@ -165,17 +163,17 @@ class ServedStage:
             self.told = members
             self.outer.emit(GroupFormed(self.seats.replica, slot, [*map(str, members)], reason))
 
-    async def _break_up(self, error: Exception) -> None:
+    async def _break_up(self, error: HetpeerError) -> None:
         """The group is broken: be free for another, and go on in it where this round was left. What there is of the
         round is contributed when the others end it, or at once if that is all."""
-        outer, reason = self.outer, str(error) or SILENT
+        outer, reason = self.outer, str(error)
         if isinstance(error, BreachError):
             self._dismiss(error)
         if self.told:
             outer.emit(GroupBroken(self.seats.replica, self.here.round, self.here.steps, reason))
         self.told, self.offer = (), None  # should the same peers form it again, that is told
-        if isinstance(error, TimeoutError) and self.seats.downstream is not None:
-            self.seats.silent = self.seats.downstream.peer
+        if isinstance(error, SilentError):
+            self.seats.silent = error.peer
         if self.here.pipeline is not None:  # else what has been said of the last step still goes out
             self.seats.hang_up(reason)
         await self.here.abandon(reason)

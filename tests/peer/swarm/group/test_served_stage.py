@@ -13,7 +13,7 @@ from peer.network.bans import Bans
 from peer.network.duplex import BreachError, Duplex
 from peer.network.group import Link
 from peer.swarm.group import agreement
-from peer.swarm.group.agreement import Agreement
+from peer.swarm.group.agreement import Agreement, SilentError
 from peer.swarm.group.compression import Choice
 from peer.swarm.group.seats import Seats
 from peer.swarm.group.served_stage import ServedStage
@@ -246,20 +246,21 @@ def test_of_a_silent_stage_the_one_before_it_learns_first(monkeypatch: pytest.Mo
     monkeypatch.setattr(agreement, "FURTHER_SECONDS", 0.3)
 
     async def scene() -> None:
-        group, silent, over = Group(), 2, list[int]()
+        group, silent, over, blamed = Group(), 2, list[int](), list[PeerId]()
 
         async def reach(stage: int) -> None:
             try:
                 await group.agreements[stage].reach()
-            except TimeoutError:
+            except SilentError as error:
                 over.append(stage)
+                blamed.append(error.peer)
                 group.seats[stage].hang_up("silent")
             except LostMemberError:
                 over.append(stage)
 
         heard = [asyncio.create_task(reach(stage)) for stage in range(silent)]
         await asyncio.wait(heard, return_when=asyncio.FIRST_COMPLETED)
-        assert over == [silent - 1]
+        assert (over, blamed) == ([silent - 1], [named(silent)])
         for task in heard:
             task.cancel()
 
@@ -369,7 +370,9 @@ def test_who_did_not_answer_in_time_is_remembered_and_others_are_not():
         group = Group()
         await group.volunteer(2)._break_up(LostMemberError("it is gone"))
         assert group.seats[2].silent is None
-        await group.volunteer(1)._break_up(TimeoutError())
+        behind = group.seats[1].downstream
+        assert behind is not None
+        await group.volunteer(1)._break_up(SilentError(behind, 60.0))
         assert group.seats[1].silent == named(2)
 
     play(scene)
