@@ -221,7 +221,7 @@ def silent_leader(leader: Peer, now: float, bound: float = SILENT_SECONDS) -> st
     """That the first stage of a group gives no sign of life, in words, if nothing was heard of it for so long; else
     nothing."""
     said = silent(leader, now, bound)
-    return f"its leader, peer {leader.id[-8:]}, {said}" if said else ""
+    return f"its first stage, peer {leader.id[-8:]}, {said}" if said else ""
 
 
 def group_views(

@@ -1,1 +1,1 @@
-"""A replica group of volunteers: its leader and members, their inner steps, and who takes a place."""
+"""A replica group of volunteers: who takes which seat, how they agree on a round, and their inner steps."""

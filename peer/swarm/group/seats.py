@@ -130,7 +130,9 @@ class Seats:
         known = discovery.records.get(neighbour)
         if objection := self.reconciler.bans.objection(neighbour):
             raise RefusedError(objection)
-        if known is not None and (known.role != "volunteer" or known.stage + 1 != me.stage):
+        if known is None:
+            raise RefusedError("this peer has not heard of you yet")
+        if known.role != "volunteer" or known.stage + 1 != me.stage:
             raise RefusedError(f"this peer serves stage {me.stage}, and you not the one before it")
         if me.stage == 1 and PeerId(replica) != neighbour:
             raise RefusedError("a group is named for its first stage")

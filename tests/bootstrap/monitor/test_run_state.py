@@ -150,7 +150,7 @@ def test_a_leader_that_is_frozen_is_named_and_its_member_does_not_train():
         assert states(fold, now)[MEMBER][0] == "training"
     fold.hear(MEMBER, StepReport(round=1, step=1), now + 1)
     (shown,) = fold.view(now + 1).groups
-    assert shown.broken == "its leader, peer Leader, has given no sign of life since 02:46:40 UTC"
+    assert shown.broken == "its first stage, peer Leader, has given no sign of life since 02:46:40 UTC"
     assert states(fold, now + 1)[MEMBER] == ("waiting", shown.broken)
 
 
