@@ -115,8 +115,8 @@ def test_who_has_a_stage_before_it_hears_no_other_and_that_one_goes_on(tmp_path:
             assert upstream is not None
             downstream.send(pack_start(3))
             assert unpack_start(await upstream.receive(), 0, 3) == 3
-        assert not made.seats.is_called
         await until(lambda: upstream.ended)
+        assert not made.seats.is_called
         async with made.calling(made.another_first, made.another_first.id):
             assert made.seats.is_called
 
