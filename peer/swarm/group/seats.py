@@ -136,6 +136,9 @@ class Seats:
             raise RefusedError(f"this peer serves stage {me.stage}, and you not the one before it")
         if me.stage == 1 and PeerId(replica) != neighbour:
             raise RefusedError("a group is named for its first stage")
+        first = discovery.records.get(PeerId(replica))
+        if first is None or first.role != "volunteer" or first.stage:  # this peer's record is to say that name
+            raise RefusedError("this peer knows no first stage of that name")
         if not self.open:
             raise RefusedError("this peer takes no part in groups now")
         if self.is_called or (self.upstream is not None and not self.upstream.ended):
