@@ -22,7 +22,7 @@ from peer.swarm import waits
 from peer.swarm.auditing import Auditor
 from peer.swarm.group.compression import Choice
 from peer.swarm.group.handover import Handover
-from peer.swarm.group.seats import Seats
+from peer.swarm.group.seats import GroupSeats
 from peer.swarm.group.served_stage import ServedStage
 from peer.swarm.group.stage_round import StageRound
 from peer.swarm.group.stragglers import first_seconds
@@ -80,7 +80,7 @@ async def serve_stage(node: Node) -> None:
             settings.memory_limit,
         )
         here.pace.first = first_seconds(place.manifest.tokens_per_step, speed)
-        seats = Seats(node.reconciler, services.pipeline, tasks)
+        seats = GroupSeats(node.reconciler, services.pipeline, tasks)
         if place.stage == 0:
             async with place.reading(node.emit) as reader:
                 await reader.begin(outer.workload.upcoming(outer.clock, outer.workload.share(outer.clock)))

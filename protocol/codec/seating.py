@@ -22,7 +22,7 @@ MOST_LETTERS = 128
 
 
 @dataclass(frozen=True, slots=True)
-class RoundOffer:
+class OfferFrame:
     """A round that a group is to begin, or to go on with, as its first stage offers it."""
 
     round: int
@@ -44,7 +44,7 @@ class RoundOffer:
 
 
 @dataclass(frozen=True, slots=True)
-class RoundAnswer:
+class AnswerFrame:
     """What a stage and those behind it have of a round: all that was offered, or another round or token embedding."""
 
     round: int
@@ -52,7 +52,7 @@ class RoundAnswer:
     """Inner steps of it that whoever is furthest has behind it."""
     embedding_digest: str = ""
 
-    def holds(self, offer: RoundOffer) -> bool:
+    def holds(self, offer: OfferFrame) -> bool:
         """Whether the stage and all behind it hold what was offered."""
         return (self.round, self.embedding_digest) == (offer.round, offer.embedding_digest)
 
@@ -75,7 +75,7 @@ def unpack_seats(message: pb.Frame, first: PeerId, stages: int) -> tuple[PeerId,
     return members
 
 
-def pack_offer(offer: RoundOffer) -> pb.Frame:
+def pack_offer(offer: OfferFrame) -> pb.Frame:
     """The message that offers a round to the stage behind."""
     told = pb.RoundOffer(round=offer.round, step=offer.step, members=offer.members, attempt=offer.attempt)
     told.slot, told.embedding_digest, told.compression = offer.slot, offer.embedding_digest, offer.compression
@@ -83,7 +83,7 @@ def pack_offer(offer: RoundOffer) -> pb.Frame:
     return pb.Frame(offer=told)
 
 
-def unpack_offer(message: pb.Frame, manifest: Manifest, stage: int, me: PeerId, before: PeerId) -> RoundOffer:
+def unpack_offer(message: pb.Frame, manifest: Manifest, stage: int, me: PeerId, before: PeerId) -> OfferFrame:
     """Check a round that is offered to `me`, at a stage behind that of the peer `before`.
 
     Raises:
@@ -105,16 +105,16 @@ def unpack_offer(message: pb.Frame, manifest: Manifest, stage: int, me: PeerId, 
     if not 0.0 <= told.patience < math.inf:
         raise FormatError("a patience of no time there is")
     where = told.attempt, told.slot, _digest(told.embedding_digest)
-    return RoundOffer(told.round, told.step, members, *where, told.compression, told.goal, told.patience)
+    return OfferFrame(told.round, told.step, members, *where, told.compression, told.goal, told.patience)
 
 
-def pack_answer(answer: RoundAnswer) -> pb.Frame:
+def pack_answer(answer: AnswerFrame) -> pb.Frame:
     """The message that answers the stage before."""
     told = pb.RoundAnswer(round=answer.round, step=answer.step, embedding_digest=answer.embedding_digest)
     return pb.Frame(answer=told)
 
 
-def unpack_answer(message: pb.Frame, manifest: Manifest) -> RoundAnswer:
+def unpack_answer(message: pb.Frame, manifest: Manifest) -> AnswerFrame:
     """Check what the stage behind, and those behind it, have of a round.
 
     Raises:
@@ -126,7 +126,7 @@ def unpack_answer(message: pb.Frame, manifest: Manifest) -> RoundAnswer:
         raise FormatError(f"round {told.round}, which is none of this run, and not the end of it")
     if told.step > manifest.inner.steps_at_most:
         raise FormatError(f"{told.step} inner steps of a round, more than it has")
-    return RoundAnswer(told.round, told.step, _digest(told.embedding_digest))
+    return AnswerFrame(told.round, told.step, _digest(told.embedding_digest))
 
 
 def pack_start(step: int) -> pb.Frame:

@@ -13,7 +13,7 @@ from google.protobuf.descriptor import MethodDescriptor
 from hypothesis import strategies as st
 
 from peer.network.group import REPLICA_KEY
-from peer.swarm.group.seats import Seats
+from peer.swarm.group.seats import GroupSeats
 from protocol.net.channels import HANDSHAKE_KEY, handshake
 from protocol.schemas import (
     blobs_pb2,
@@ -93,7 +93,7 @@ class Town:
     victim: LoopbackPeer
     caller: LoopbackPeer
     before: LoopbackPeer
-    seats: Seats
+    seats: GroupSeats
     """Of the victim."""
     channel: grpc.aio.Channel
     door: grpc.aio.Channel

@@ -19,7 +19,7 @@ from peer.network.group import Attempt, call, link
 from peer.network.handover_service import bequeath
 from peer.network.reach.probing import measure_doors
 from peer.network.snapshot_transfer import fetch_snapshot
-from protocol.codec.seating import RoundOffer, pack_offer, unpack_answer, unpack_seats
+from protocol.codec.seating import OfferFrame, pack_offer, unpack_answer, unpack_seats
 from protocol.errors import HetpeerError
 from protocol.identity import PeerId, ReplicaId
 from protocol.net.blobs import fetch
@@ -68,7 +68,7 @@ async def sit_before(liar: Liar) -> None:
     downstream = link(MANIFEST, it, "stage 1")
     async with Children() as children:
         children.spawn(call(liar.record, liar.peer.outer.reconciler.contacts, ReplicaId(me), downstream))
-        downstream.send(pack_offer(RoundOffer(1, 0, (me, it), 1, 0, "", MANIFEST.compressions[0], 3, 20.0)))
+        downstream.send(pack_offer(OfferFrame(1, 0, (me, it), 1, 0, "", MANIFEST.compressions[0], 3, 20.0)))
         try:
             said = await downstream.receive()
             with downstream.blamed():

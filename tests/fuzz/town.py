@@ -19,9 +19,9 @@ from bootstrap.node import as_operator
 from bootstrap.rate_limit import Rates
 from peer.network.gossip import entry_to_wire, summary_to_wire
 from peer.network.group import Attempt, Link, PipelineService
-from peer.swarm.group.seats import Seats
+from peer.swarm.group.seats import GroupSeats
 from protocol.codec.frames import FramePosition, FrameRules, unpack_forward
-from protocol.codec.seating import RoundAnswer, RoundOffer, pack_answer, pack_offer, unpack_offer, unpack_start
+from protocol.codec.seating import AnswerFrame, OfferFrame, pack_answer, pack_offer, unpack_offer, unpack_start
 from protocol.errors import HetpeerError
 from protocol.identity import EMBEDDING, PeerId, ReplicaId, RunId, stage_part
 from protocol.monitor import Noted, StepReport, pack_report
@@ -90,7 +90,7 @@ async def town(folder: Path) -> AsyncIterator[Town]:
         known, signed = _material(village, caller, victim)
         honest = _honest(caller, before, victim)
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
-        seats = Seats(victim.outer.reconciler, pipelines[PeerId(victim.id)], tasks, open=True)
+        seats = GroupSeats(victim.outer.reconciler, pipelines[PeerId(victim.id)], tasks, open=True)
         made = Town(victim, caller, before, seats, channel, door, link, known, signed, honest)
         stack.push_async_callback(channel.close, None)
         stack.push_async_callback(link.close, None)
@@ -102,7 +102,7 @@ async def town(folder: Path) -> AsyncIterator[Town]:
         await village.calm()
 
 
-async def _follow(seats: Seats) -> None:
+async def _follow(seats: GroupSeats) -> None:
     """A volunteer that takes its seat behind whoever calls it, and goes with it as far as that speaks like a stage:
     from an offer to a start, and to a first frame. Then it leaves."""
     while True:
@@ -122,7 +122,7 @@ async def _begin(upstream: Link, me: PeerId) -> None:
     said = await upstream.receive()
     with upstream.blamed():
         offer = unpack_offer(said, MANIFEST, 1, me, upstream.peer)
-    upstream.send(pack_answer(RoundAnswer(offer.round, offer.step, offer.embedding_digest)))
+    upstream.send(pack_answer(AnswerFrame(offer.round, offer.step, offer.embedding_digest)))
     said = await upstream.receive()
     with upstream.blamed():
         step = unpack_start(said, offer.step, offer.goal)
@@ -192,7 +192,7 @@ def _honest(caller: LoopbackPeer, before: LoopbackPeer, victim: LoopbackPeer) ->
         "Monitor/Tell": monitor_pb2.Batch(
             batch_json=pack_report(StepReport(round=1, step=2, loss=5.0, happened=[said]))
         ),
-        "Pipeline/Exchange": pack_offer(RoundOffer(3, 1, group, 1, 0, "", MANIFEST.compressions[0], 3, 20.0)),
+        "Pipeline/Exchange": pack_offer(OfferFrame(3, 1, group, 1, 0, "", MANIFEST.compressions[0], 3, 20.0)),
         "Reconciliation/Compare": reconciliation_pb2.Comparison(
             statement=statement,
             parts=[summary_to_wire(summary(ledger)) for ledger in mine.intake.ledgers.values()],

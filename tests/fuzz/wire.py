@@ -181,19 +181,19 @@ def read_end(data: bytes) -> EndFrame:
 
 
 GROUP = PEER, AUTHOR.peer_id
-OFFER = seating.RoundOffer(2, 1, GROUP, 3, 1, SHA256, MANIFEST.compressions[0], MANIFEST.inner.steps, 20.0)
-ANSWER = seating.RoundAnswer(2, 1, SHA256)
+OFFER = seating.OfferFrame(2, 1, GROUP, 3, 1, SHA256, MANIFEST.compressions[0], MANIFEST.inner.steps, 20.0)
+ANSWER = seating.AnswerFrame(2, 1, SHA256)
 
 
 def read_seats(data: bytes) -> tuple[PeerId, ...]:
     return seating.unpack_seats(from_protobuf(pipeline_pb2.Frame, data), PEER, 2)
 
 
-def read_offer(data: bytes) -> seating.RoundOffer:
+def read_offer(data: bytes) -> seating.OfferFrame:
     return seating.unpack_offer(from_protobuf(pipeline_pb2.Frame, data), MANIFEST, 1, AUTHOR.peer_id, PEER)
 
 
-def read_answer(data: bytes) -> seating.RoundAnswer:
+def read_answer(data: bytes) -> seating.AnswerFrame:
     return seating.unpack_answer(from_protobuf(pipeline_pb2.Frame, data), MANIFEST)
 
 

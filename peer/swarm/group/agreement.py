@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from peer.network.group import Attempt, Link
 from peer.swarm import waits
 from peer.swarm.group.compression import Choice
-from peer.swarm.group.seats import Seats
+from peer.swarm.group.seats import GroupSeats
 from peer.swarm.group.stage_round import LeavingError, StageRound
 from peer.swarm.rounds import round_policy
 from peer.swarm.rounds.outer_round import OuterLoop
 from peer.telemetry.decisions import Waiting
 from protocol.codec.seating import (
-    RoundAnswer,
-    RoundOffer,
+    AnswerFrame,
+    OfferFrame,
     pack_answer,
     pack_offer,
     pack_start,
@@ -50,7 +50,7 @@ class Agreement:
     """One stage's part in it. `choice` is the first stage's."""
 
     here: StageRound
-    seats: Seats
+    seats: GroupSeats
     choice: Choice | None
     attempts: int = 0
     """Groups that this first stage has formed."""
@@ -62,13 +62,14 @@ class Agreement:
         """The outer rounds of this peer."""
         return self.here.outer
 
-    async def reach(self) -> RoundOffer | None:
+    async def reach(self) -> OfferFrame | None:
         """All stages load the round and open their pipelines; what they have agreed on. None: they do not all hold the
         same, and this stage has taken what it lacked, if it could.
 
         Raises:
             LostMemberError, BreachError: a neighbour does not.
         """
+        self.is_over = False
         self.seats.require_neighbours()
         offer = await self._offer() if self.choice is not None else await self._take_offer()
         if offer is None:
@@ -80,7 +81,7 @@ class Agreement:
         self.here.open_pipeline(Attempt(self.seats.replica, offer.attempt), self.seats.upstream, self.seats.downstream)
         step = max(self.here.steps, answer.step)
         if self.seats.upstream is not None:
-            self.seats.upstream.send(pack_answer(RoundAnswer(offer.round, step, offer.embedding_digest)))
+            self.seats.upstream.send(pack_answer(AnswerFrame(offer.round, step, offer.embedding_digest)))
             said = await self._told(self.seats.upstream, self.here.trainer.index, offer.round)
             with self.seats.upstream.blamed():
                 step = unpack_start(said, step, offer.goal)
@@ -89,15 +90,15 @@ class Agreement:
         self.here.steps = step
         return offer
 
-    async def _offer(self) -> RoundOffer:
+    async def _offer(self) -> OfferFrame:
         """The round that this first stage is at."""
         here, record = self.here, self.outer.discovery.record
         assert self.choice is not None
         await here.load(here.round or self.outer.clock, here.steps, self.choice.current)
         where = here.round, here.steps, self.seats.members, self.attempts, record.slot
-        return RoundOffer(*where, here.embedding_digest, here.compression, here.goal, here.pace.bound())
+        return OfferFrame(*where, here.embedding_digest, here.compression, here.goal, here.pace.bound())
 
-    async def _take_offer(self) -> RoundOffer | None:
+    async def _take_offer(self) -> OfferFrame | None:
         """Load the round that the stage before offers, or go on with it if it is loaded. None: this peer does not hold
         what it needs for that, and has said so.
 
@@ -112,15 +113,15 @@ class Agreement:
             offer = unpack_offer(said, outer.manifest, stage, outer.discovery.record.peer_id, upstream.peer)
         if offer.members[0] != PeerId(self.seats.replica):
             raise upstream.breach("offers a round to another group than it has called for")
-        await self.here.finish_up_to(offer.round - 1, PeerId(self.seats.replica), lambda: self.seats.before_is_gone)
+        await self.finish(offer.round - 1)
         if outer.clock > offer.round:
-            upstream.send(pack_answer(RoundAnswer(outer.clock)))
+            upstream.send(pack_answer(AnswerFrame(outer.clock)))
             return None
         if self.here.round != offer.round or offer.embedding_digest not in ("", self.here.embedding_digest):
             await self._start_over(offer.embedding_digest, upstream.peer)
         await self.here.load(offer.round, offer.step, offer.compression, offer.goal)
         if offer.embedding_digest not in ("", self.here.embedding_digest):
-            upstream.send(pack_answer(RoundAnswer(offer.round, 0, self.here.embedding_digest)))
+            upstream.send(pack_answer(AnswerFrame(offer.round, 0, self.here.embedding_digest)))
             return None
         return offer
 
@@ -130,7 +131,7 @@ class Agreement:
             receiving = children.spawn(upstream.receive())
             receiving.add_done_callback(lambda _: self.outer.discovery.news.ring())
             await self.here.follow(
-                lambda: receiving.done() or self.seats.lost is not None or self.outer.leaving, self._wait
+                lambda: receiving.done() or self.seats.lost is not None or self.outer.leaving, self.wait
             )
             said = receiving.result() if receiving.done() else None
             if self.outer.over or self.outer.leaving:
@@ -139,7 +140,13 @@ class Agreement:
             assert said is not None
             return said
 
-    def _wait(self) -> Waiting:
+    async def finish(self, round: int) -> None:
+        """Finish all rounds up to this one. The first stage does so whoever is gone. Raises as
+        `StageRound.finish_up_to` does."""
+        await self.here.finish_up_to(round, PeerId(self.seats.replica), lambda: self.seats.before_is_gone)
+
+    def wait(self) -> Waiting:
+        """The wait of a member of a group in which this stage has nobody to look for."""
         outer, peers, first = self.outer, self.outer.discovery.peers(), PeerId(self.seats.replica)
         return waits.for_its_group(peers, outer.discovery.record, outer.manifest, outer.begun, first)
 
@@ -151,7 +158,7 @@ class Agreement:
             await self.here.compare_with(neighbour)
             await self.outer.settle_part(EMBEDDING)
 
-    async def _answer_behind(self, offer: RoundOffer) -> RoundAnswer:
+    async def _answer_behind(self, offer: OfferFrame) -> AnswerFrame:
         """What the stages behind this one have of a round.
 
         Raises:
@@ -159,7 +166,7 @@ class Agreement:
         """
         downstream = self.seats.downstream
         if downstream is None:
-            return RoundAnswer(offer.round, self.here.steps, offer.embedding_digest)
+            return AnswerFrame(offer.round, self.here.steps, offer.embedding_digest)
         downstream.send(pack_offer(offer))
         said = await self._told(downstream, len(self.seats.behind), offer.round)
         with downstream.blamed():
@@ -180,7 +187,7 @@ class Agreement:
                 raise SilentError(link, patience)
             return answering.result()
 
-    async def _meet(self, answer: RoundAnswer) -> None:
+    async def _meet(self, answer: AnswerFrame) -> None:
         """Somebody behind is ahead of us, or holds what we have not: take it from the stage behind this one, which does
         the same. The first stage ends the round, with the inner steps that it has, or begins it anew."""
         here, outer, upstream = self.here, self.outer, self.seats.upstream

@@ -1,7 +1,7 @@
 """Who sits beside a stage in a group: the stage before it has called it, and it calls the stage behind.
 
 A group grows from its first stage on. Each stage that has one before it calls a free volunteer of the next, and tells
-the one before who is seated from it on, until that are all. So nobody is held by a group that cannot grow, and a stage
+the one before who is seated from it on, until those are all. So nobody is held by a group that cannot grow, and a stage
 answers for those behind it: who finds nobody in time gives way to another of its own.
 """
 
@@ -9,7 +9,6 @@ import asyncio
 import random
 from dataclasses import dataclass
 
-from peer.network.duplex import BreachError
 from peer.network.gossip import Reconciler
 from peer.network.group import Link, PipelineService, call, link
 from peer.swarm.group.plan import backoff_seconds, preferred
@@ -46,7 +45,7 @@ REGROUP_SECONDS = 15.0
 
 
 @dataclass(slots=True)
-class Seats:
+class GroupSeats:
     """The seats of one stage's group, from this stage on, and the links to those beside it."""
 
     reconciler: Reconciler
@@ -86,7 +85,7 @@ class Seats:
     @property
     def _to_fill(self) -> int:
         """The stages behind this one."""
-        return self.reconciler.contacts.manifest.replicas.stages - 1 - (self._me.stage or 0)
+        return self.reconciler.contacts.manifest.replicas.stages - 1 - self._me.stage
 
     @property
     def members(self) -> tuple[PeerId, ...]:
@@ -104,9 +103,14 @@ class Seats:
         return self.called is not None and not self.called.ended
 
     @property
+    def links(self) -> list[Link]:
+        """The links to those beside this stage."""
+        return [each for each in (self.upstream, self.downstream) if each is not None]
+
+    @property
     def lost(self) -> Link | None:
         """A link to a neighbour that has ended; None: none has."""
-        return next((each for each in (self.upstream, self.downstream) if each is not None and each.ended), None)
+        return next((each for each in self.links if each.ended), None)
 
     @property
     def before_is_gone(self) -> bool:
@@ -177,12 +181,10 @@ class Seats:
                     await asyncio.sleep(TURN_SECONDS)
             except TimeoutError:
                 if await self._candidate(0, self.downstream.peer) is not None:
-                    self._let_go("it has found nobody for the stage behind it")
+                    self._let_go(LostMemberError("it has found nobody for the stage behind it"))
                     attempt += 1
             except HetpeerError as error:
-                if isinstance(error, BreachError):
-                    self.reconciler.bans.note(error.peer, error)
-                self._let_go(str(error))
+                self._let_go(error)
                 attempt += 1
 
     async def _candidate(self, attempt: int, without: PeerId | None = None) -> PeerRecord | None:
@@ -206,12 +208,11 @@ class Seats:
         self.tasks.create_task(call(peer, self.reconciler.contacts, self.replica, self.downstream))
         try:
             await self._hear(SEAT_SECONDS)
-        except (HetpeerError, TimeoutError) as error:
-            if isinstance(error, BreachError):
-                self.reconciler.bans.note(error.peer, error)
-            self._let_go("it has not taken its seat")
-            return False
-        return True
+        except TimeoutError:
+            self._let_go(LostMemberError("it has not taken its seat"))
+        except HetpeerError as error:
+            self._let_go(error)
+        return self.downstream is not None
 
     async def _hear(self, seconds: float) -> None:
         """Who is seated behind this stage now.
@@ -228,9 +229,11 @@ class Seats:
         self.usual, self.wished = self.downstream.peer, None
         self._tell()
 
-    def _let_go(self, reason: str) -> None:
+    def _let_go(self, error: HetpeerError) -> None:
+        """Hang up on the one behind this stage, which is avoided if it broke the protocol."""
         if self.downstream is not None:
-            self.downstream.abort(reason)
+            self.reconciler.bans.note(self.downstream.peer, error)
+            self.downstream.abort(str(error))
         had, self.downstream, self.behind, self.usual = self.behind, None, (), None
         if had:
             self._tell()
@@ -261,15 +264,13 @@ class Seats:
 
     def hang_up(self, reason: str) -> None:
         """End both links at once: whoever waits for this peer learns that the group is broken."""
-        for each in (self.upstream, self.downstream):
-            if each is not None:
-                each.abort(reason)
+        for each in self.links:
+            each.abort(reason)
 
     def leave(self) -> None:
         """Out of the group, between two inner steps: what has been said still goes out."""
-        for each in (self.upstream, self.downstream):
-            if each is not None:
-                each.close()
+        for each in self.links:
+            each.close()
         self.upstream = self.downstream = None
         self.replica, self.behind = NO_GROUP, ()
 

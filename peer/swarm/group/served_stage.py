@@ -14,7 +14,7 @@ from peer.swarm import waits
 from peer.swarm.group.agreement import Agreement, SilentError
 from peer.swarm.group.compression import Choice
 from peer.swarm.group.plan import better_group
-from peer.swarm.group.seats import Seats, pause
+from peer.swarm.group.seats import GroupSeats, pause
 from peer.swarm.group.stage_round import LeavingError, RoundText, StageRound
 from peer.swarm.group.stragglers import patience_with
 from peer.swarm.rounds.outer_round import OuterLoop
@@ -22,7 +22,7 @@ from peer.swarm.text_reader import Reader
 from peer.telemetry.decisions import Waiting
 from peer.telemetry.events import GroupBroken, GroupFormed
 from peer.telemetry.group_decisions import CompressionChosen, Dismissed, MemberChanged, Released
-from protocol.codec.seating import RoundOffer
+from protocol.codec.seating import OfferFrame
 from protocol.errors import HetpeerError, LostMemberError, PeerError
 from protocol.identity import PeerId, ReplicaId
 from protocol.net.tasks import Children
@@ -36,11 +36,11 @@ class ServedStage:
     """One stage, and who sits beside it. `reader` and `choice` are the first stage's."""
 
     here: StageRound
-    seats: Seats
+    seats: GroupSeats
     reader: Reader | None = None
     choice: Choice | None = None
     agreement: Agreement = field(init=False)
-    offer: RoundOffer | None = None
+    offer: OfferFrame | None = None
     """What this group has agreed on last."""
     told: tuple[PeerId, ...] = ()
     """The group that was told of last; empty: none, or it is broken."""
@@ -136,13 +136,13 @@ class ServedStage:
             await self.here.handover.inherit()
             outer.emit(self._wait_for_members())
             if self.here.round and outer.late(self.here.round, self.here.steps):
-                await self._finish(self.here.round)
+                await self.agreement.finish(self.here.round)
             elif self.here.round:
                 await outer.discovery.news.wait(1.0)
             elif await outer.wait_for_others(
                 outer.clock, lambda: filled() or self.here.handover.due or outer.leaving, self._wait_for_members
             ):
-                await self._finish(outer.clock)
+                await self.agreement.finish(outer.clock)
 
     async def _announce(self) -> None:
         """Tell that a replica has formed. A run begins when all the replicas of its manifest have.
@@ -193,7 +193,6 @@ class ServedStage:
     async def _agree(self) -> bool:
         """Agree with the others of the group on a round; whether there is something to train in it. Raises as
         `Agreement.reach` does."""
-        self.agreement.is_over = False
         offer = await self.agreement.reach()
         if offer is None:
             return False
@@ -235,14 +234,9 @@ class ServedStage:
         better = self._better_group(round)
         if self.choice is not None and (chosen := self.choice.decide()):
             self.outer.emit(CompressionChosen(self.choice.current, chosen))
-        await self._finish(round)
+        await self.agreement.finish(round)
         if better is not None and not self._ends:
             await self._regroup(better)
-
-    async def _finish(self, round: int) -> None:
-        """Finish all rounds up to this one. The first stage does so whoever is gone. Raises as
-        `StageRound.finish_up_to` does."""
-        await self.here.finish_up_to(round, PeerId(self.seats.replica), lambda: self.seats.before_is_gone)
 
     def _better_group(self, round: int) -> list[PeerId] | None:
         """Before this peer contributes to a round: in which group it shall be after it; None: in this one. Nobody
@@ -283,5 +277,5 @@ class ServedStage:
             return outer.lost_state
         missing = range(me.stage + len(self.seats.members), outer.manifest.replicas.stages)
         if not missing:
-            return waits.for_its_group(peers, me, outer.manifest, outer.begun, PeerId(self.seats.replica))
+            return self.agreement.wait()
         return waits.for_members(peers, me, outer.manifest, outer.begun, missing)

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from peer.network.group import REPLICA_KEY, Link, PipelineService, call, link
-from peer.swarm.group.seats import Seats
+from peer.swarm.group.seats import GroupSeats
 from protocol.codec.seating import pack_start, unpack_start
 from protocol.errors import LostMemberError
 from protocol.identity import PeerId, ReplicaId
@@ -40,7 +40,7 @@ def play(scene: Awaitable[None]) -> None:
 class Callers:
     """A volunteer of stage 1, and others of the run that call it."""
 
-    seats: Seats
+    seats: GroupSeats
     member: LoopbackPeer
     first: LoopbackPeer
     another_first: LoopbackPeer
@@ -82,7 +82,7 @@ def called(folder: Path, scene: Callable[[Callers], Awaitable[None]]) -> None:
             made.more_services = serve
             member, beside = await made.join("member", 1), await made.join("beside", 1)
             first, another = await made.join("first", 0), await made.join("another first", 0)
-            seats = Seats(member.outer.reconciler, services[PeerId(member.id)], tasks, open=True)
+            seats = GroupSeats(member.outer.reconciler, services[PeerId(member.id)], tasks, open=True)
             await scene(Callers(seats, member, first, another, beside))
 
     play(run())

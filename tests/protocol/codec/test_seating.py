@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from protocol.codec.frames import EndFrame, pack_end
 from protocol.codec.seating import (
     MOST_LETTERS,
-    RoundAnswer,
-    RoundOffer,
+    AnswerFrame,
+    OfferFrame,
     pack_answer,
     pack_offer,
     pack_seats,
@@ -35,10 +35,10 @@ MANIFEST = small_manifest(
     model={"layers": 3}, replicas={"stages": 3, "compression": "auto"}, inner={"steps": 4, "most_steps": 9}
 )
 INNER, ROUNDS = MANIFEST.inner, MANIFEST.outer.rounds
-OFFER = RoundOffer(2, 3, (A, B, C), 5, 1, DIGEST, MANIFEST.compressions[0], 6, 20.0)
+OFFER = OfferFrame(2, 3, (A, B, C), 5, 1, DIGEST, MANIFEST.compressions[0], 6, 20.0)
 
 
-def taken(offer: RoundOffer, stage: int = 1, me: PeerId = B, before: PeerId = A) -> RoundOffer:
+def taken(offer: OfferFrame, stage: int = 1, me: PeerId = B, before: PeerId = A) -> OfferFrame:
     """An offer as the stage hears it to which it was sent."""
     return unpack_offer(pack_offer(offer), MANIFEST, stage, me, before)
 
@@ -85,11 +85,11 @@ def test_the_last_stage_seats_nobody_behind_it():
         *(replace(OFFER, compression=each) for each in MANIFEST.compressions),
     ],
 )
-def test_an_offer_comes_through(offer: RoundOffer):
+def test_an_offer_comes_through(offer: OfferFrame):
     assert taken(offer) == taken(offer, 2, C, B) == offer
 
 
-CANNOT_BE: dict[str, tuple[RoundOffer, str]] = {
+CANNOT_BE: dict[str, tuple[OfferFrame, str]] = {
     "a member too few": (replace(OFFER, members=(A, B)), "a group of 2 members, of 3 stages"),
     "a member too many": (replace(OFFER, members=(A, B, C, D)), "a group of 4 members, of 3 stages"),
     "nobody": (replace(OFFER, members=()), "a group of 0 members"),
@@ -116,7 +116,7 @@ CANNOT_BE: dict[str, tuple[RoundOffer, str]] = {
 
 
 @pytest.mark.parametrize(("offer", "words"), CANNOT_BE.values(), ids=CANNOT_BE)
-def test_an_offer_that_cannot_be_is_refused(offer: RoundOffer, words: str):
+def test_an_offer_that_cannot_be_is_refused(offer: OfferFrame, words: str):
     with pytest.raises(FormatError, match=words):
         taken(offer)
 
@@ -133,33 +133,33 @@ def test_an_offer_is_only_for_the_stage_that_it_was_passed_on_to():
 @pytest.mark.parametrize(
     "answer",
     [
-        RoundAnswer(2, 3, DIGEST),
-        RoundAnswer(2),
-        RoundAnswer(1, INNER.steps_at_most),
-        RoundAnswer(MANIFEST.outer.rounds + 1),
+        AnswerFrame(2, 3, DIGEST),
+        AnswerFrame(2),
+        AnswerFrame(1, INNER.steps_at_most),
+        AnswerFrame(MANIFEST.outer.rounds + 1),
     ],
 )
-def test_an_answer_comes_through(answer: RoundAnswer):
+def test_an_answer_comes_through(answer: AnswerFrame):
     assert unpack_answer(pack_answer(answer), MANIFEST) == answer
 
 
 @pytest.mark.parametrize("round", [0, MANIFEST.outer.rounds + 2, 2**32 - 1])
 def test_an_answer_of_no_round_of_the_run_is_refused(round: int):
     with pytest.raises(FormatError, match=f"round {round}, which is none of this run"):
-        unpack_answer(pack_answer(RoundAnswer(round)), MANIFEST)
+        unpack_answer(pack_answer(AnswerFrame(round)), MANIFEST)
 
 
 def test_an_answer_that_cannot_be_is_refused():
     with pytest.raises(FormatError, match="10 inner steps of a round, more than it has"):
-        unpack_answer(pack_answer(RoundAnswer(2, INNER.steps_at_most + 1)), MANIFEST)
+        unpack_answer(pack_answer(AnswerFrame(2, INNER.steps_at_most + 1)), MANIFEST)
     with pytest.raises(FormatError, match="a digest that is none"):
-        unpack_answer(pack_answer(RoundAnswer(2, 3, "x" * 64)), MANIFEST)
+        unpack_answer(pack_answer(AnswerFrame(2, 3, "x" * 64)), MANIFEST)
 
 
 def test_who_holds_the_round_and_its_embedding_holds_what_was_offered_wherever_it_is_in_it():
-    assert RoundAnswer(2, 0, DIGEST).holds(OFFER)
-    assert RoundAnswer(2, INNER.steps_at_most, DIGEST).holds(OFFER)
-    others = RoundAnswer(3, 3, DIGEST), RoundAnswer(1, 3, DIGEST), RoundAnswer(2, 3), RoundAnswer(2, 3, "ef" * 32)
+    assert AnswerFrame(2, 0, DIGEST).holds(OFFER)
+    assert AnswerFrame(2, INNER.steps_at_most, DIGEST).holds(OFFER)
+    others = AnswerFrame(3, 3, DIGEST), AnswerFrame(1, 3, DIGEST), AnswerFrame(2, 3), AnswerFrame(2, 3, "ef" * 32)
     assert not any(other.holds(OFFER) for other in others)
 
 
@@ -189,7 +189,7 @@ READS: dict[str, Callable[[pb.Frame], object]] = {
 SAYS = {
     "seats": pack_seats([A, B]),
     "offer": pack_offer(OFFER),
-    "answer": pack_answer(RoundAnswer(2, 3, DIGEST)),
+    "answer": pack_answer(AnswerFrame(2, 3, DIGEST)),
     "start": pack_start(3),
     "end": pack_end(2, 1, EndFrame(0.5, True, ())),
     "rest": pb.Frame(rest=b"of a tensor"),
@@ -223,14 +223,14 @@ def test_whatever_comes_is_read_as_what_can_be_or_refused_in_words(due: str, dat
     match found:
         case None:  # it is refused
             pass
-        case RoundOffer():
+        case OfferFrame():
             assert len(found.members) == len({*found.members}) == 3
             assert found.members[:2] == (A, B)
             assert 1 <= found.round <= ROUNDS
             assert 0 <= found.step <= INNER.steps_at_most
             assert INNER.steps <= found.goal <= INNER.steps_at_most
             assert taken(found) == found
-        case RoundAnswer():
+        case AnswerFrame():
             assert 0 <= found.step <= INNER.steps_at_most
             assert unpack_answer(pack_answer(found), MANIFEST) == found
         case int():

@@ -13,7 +13,7 @@ from grpc.aio import Server
 from peer.network.duplex import Duplex
 from peer.network.group import PipelineService, call, link
 from peer.swarm.group import seats as seating
-from peer.swarm.group.seats import Seats, pause
+from peer.swarm.group.seats import GroupSeats, pause
 from protocol.codec.seating import pack_seats
 from protocol.errors import LostMemberError, PeerError
 from protocol.identity import PeerId, ReplicaId
@@ -37,7 +37,7 @@ class Town:
     made: Village
     tasks: asyncio.TaskGroup
     services: dict[PeerId, PipelineService] = field(default_factory=dict)
-    seats: dict[PeerId, Seats] = field(default_factory=dict)
+    seats: dict[PeerId, GroupSeats] = field(default_factory=dict)
     running: Children = field(default_factory=Children)
 
     def serve(self, server: Server, peer: PeerId) -> None:
@@ -48,14 +48,14 @@ class Town:
         """A volunteer that takes calls, but of the first stage, which is to look for members yet."""
         peer = await self.made.join(name, stage)
         peer.outer.discovery.tell(tokens_per_second=speed)
-        seats = Seats(peer.outer.reconciler, self.services[PeerId(peer.id)], self.tasks)
+        seats = GroupSeats(peer.outer.reconciler, self.services[PeerId(peer.id)], self.tasks)
         self.seats[PeerId(peer.id)], seats.open = seats, True
         if stage:
             self.running.spawn(self._sit(seats))
         self.made.introduce()
         return peer
 
-    async def _sit(self, seats: Seats) -> None:
+    async def _sit(self, seats: GroupSeats) -> None:
         news = seats.reconciler.discovery.news
         while True:
             while not seats.is_called:
@@ -72,11 +72,11 @@ class Town:
             seats.leave()
             self.publish(seats)
 
-    def publish(self, seats: Seats) -> None:
+    def publish(self, seats: GroupSeats) -> None:
         seats.reconciler.discovery.tell(replica=seats.replica)
         self.made.introduce()
 
-    def of(self, peer: LoopbackPeer) -> Seats:
+    def of(self, peer: LoopbackPeer) -> GroupSeats:
         return self.seats[PeerId(peer.id)]
 
     async def fill(self, first: LoopbackPeer) -> list[str]:
@@ -198,8 +198,15 @@ def test_where_there_is_no_other_who_finds_nobody_keeps_its_seat(tmp_path: Path,
         async with Children() as children:
             filling = children.spawn(town.fill(first))
             await until(lambda: len(town.of(first).members) == 2)
-            held = town.of(first).downstream
-            await asyncio.sleep(1.0)  # five times as long as it may take where there is another
+            held, looked = town.of(first).downstream, list[PeerId | None]()
+            candidate = GroupSeats._candidate
+
+            async def noted(seats: GroupSeats, attempt: int, without: PeerId | None = None) -> PeerRecord | None:
+                looked.append(without)
+                return await candidate(seats, attempt, without)
+
+            monkeypatch.setattr(GroupSeats, "_candidate", noted)
+            await until(lambda: looked.count(PeerId(middle.id)) == 3)  # its time was over three times
             assert town.of(first).downstream is held
             last = await town.join("c", 2)
             assert await filling == [first.id, middle.id, last.id]
@@ -238,7 +245,7 @@ def test_who_did_not_answer_in_time_is_called_last(tmp_path: Path):
     play(tmp_path, scene)
 
 
-Refusal = Callable[[Seats, LoopbackPeer], Any]
+Refusal = Callable[[GroupSeats, LoopbackPeer], Any]
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,13 @@ from peer.network.group import Link
 from peer.swarm.group import agreement
 from peer.swarm.group.agreement import Agreement, SilentError
 from peer.swarm.group.compression import Choice
-from peer.swarm.group.seats import Seats
+from peer.swarm.group.seats import GroupSeats
 from peer.swarm.group.served_stage import ServedStage
 from peer.swarm.group.stragglers import FIRST_SECONDS, StepPace, patience_with
 from peer.telemetry.events import Event, GroupBroken
 from peer.telemetry.group_decisions import Dismissed
-from protocol.codec.seating import RoundAnswer as Answer
-from protocol.codec.seating import RoundOffer, pack_answer, pack_start
+from protocol.codec.seating import AnswerFrame as Answer
+from protocol.codec.seating import OfferFrame, pack_answer, pack_start
 from protocol.errors import LostMemberError
 from protocol.identity import EMBEDDING, PeerId, ReplicaId
 from protocol.net.tasks import Notifier
@@ -132,11 +132,11 @@ class Group:
 
     def __init__(self, *heres: Here) -> None:
         self.heres = [*heres] or [Here(stage) for stage in range(STAGES)]
-        self.seats: list[Seats] = []
+        self.seats: list[GroupSeats] = []
         for here in self.heres:
             here.outer.clock = here.clock
             service: Any = SimpleNamespace(welcome=None)
-            seats = Seats(here.outer.reconciler, service, None)  # type: ignore[arg-type]
+            seats = GroupSeats(here.outer.reconciler, service, None)  # type: ignore[arg-type]
             seats.replica = ReplicaId(named(0))
             seats.behind = tuple(named(stage) for stage in range(here.index + 1, STAGES))
             self.seats.append(seats)
@@ -148,7 +148,7 @@ class Group:
             for here, seats in zip(self.heres, self.seats, strict=True)
         ]
 
-    async def reach(self) -> list[RoundOffer | None]:
+    async def reach(self) -> list[OfferFrame | None]:
         """What the stages agree on: the first one's word, and the others' until it has that."""
         tasks = [asyncio.create_task(each.reach()) for each in self.agreements]
         await asyncio.wait(tasks[:1])
