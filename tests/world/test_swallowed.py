@@ -63,3 +63,31 @@ def test_who_swallows_microbatches_is_found_by_who_sits_beside_it(
     assert liar.process is not None
     run.kill(liar.process)
     assert run.run_until(lambda: all(each.process is None for each in (*others, spare, center)), 300)
+
+
+def test_one_group_goes_on_alone_where_the_first_stage_of_the_other_swallows_microbatches(
+    world: MakeWorld, monkeypatch: pytest.MonkeyPatch
+):
+    """No other peer of that stage is there, so the swallower is all that shows how far the others are."""
+    liars, honest = list[Any](), PipelineStage.run
+
+    async def swallow(self: PipelineStage, round: int, step: int, source: Any) -> Any:
+        if not liars and not self.trainer.index and round > LAST_HONEST:
+            liars.append(self.trainer)
+        if self.trainer in liars:
+            await asyncio.Event().wait()
+        return await honest(self, round, step, source)
+
+    monkeypatch.setattr(PipelineStage, "run", swallow)
+    run = world(**TABLES | {"replicas": {"groups": 2, "stages": STAGES, "datacenters": 0, "compression": 4}})
+    peers = [join(run, f"stage-{each}-{group}", "volunteer", each) for group in range(2) for each in range(STAGES)]
+    first = [peer for peer in peers if peer.name.startswith("stage-0")]
+    assert run.run_until(lambda: bool(liars), 120)
+
+    def is_through(owner: Any) -> bool:
+        return bool(told(owner, RoundDone, lambda event: event.round == ROUNDS))
+
+    assert run.run_until(lambda: any(map(is_through, first)), 300), [
+        (each.name, each.process and each.process.status.waits_for, max(e.round for e in told(each, RoundDone)))
+        for each in peers
+    ]

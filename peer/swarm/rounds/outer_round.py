@@ -314,14 +314,13 @@ class OuterLoop:
                 self._noted(round).passed = now
             left = round_policy.seconds_left(seen, self.pace, now)
             if left is not None and left <= 0:
-                if not round_policy.is_ahead(seen, self.reconciler.witnesses.most_shown()):
-                    due = {
-                        part: each.awaited - {self.followed.me}
-                        for part, each in zip(self.followed.parts, seen.parts, strict=True)
-                    }
-                    self.credited.go_on(self.emit, due, self.followed.parts, round, round_policy.why_go_on(seen, now))
-                    break
-                left = None
+                furthest = self.reconciler.witnesses.most_shown()
+                left = round_policy.most_wait_for_those_behind(seen, self.pace, furthest) - (now - began)
+            if left is not None and left <= 0:
+                parts, me = self.followed.parts, self.followed.me
+                due = {part: each.awaited - {me} for part, each in zip(parts, seen.parts, strict=True)}
+                self.credited.go_on(self.emit, due, parts, round, round_policy.why_go_on(seen, now))
+                break
             lost = self.lost_state if now - began >= LOST_SECONDS else None
             self.emit(lost or (wait() if wait is not None else self._wait_of(seen, began, now, left)))
             await self.discovery.news.wait(min(left, 1.0) if left is not None else 1.0)

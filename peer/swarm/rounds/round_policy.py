@@ -23,6 +23,10 @@ ALL_DONE = "all others are done"
 LAST = 4
 """The run's last contributions are waited for so many times as long: nobody waits to go on."""
 
+BEHIND_ROUNDS, BEHIND_SECONDS = 4, 60.0
+"""Peers that are rounds behind are waited for this many times as long as a round usually lasts, and at least so many
+seconds: meanwhile whoever is honest and here finishes one, or catches up."""
+
 EARLY_SHARE = 0.8
 """A slow replica stops at this share of the wait, so that its contribution arrives before the end."""
 
@@ -151,10 +155,12 @@ def others_are_done(seen: RoundSeen, me: PeerId) -> bool:
     return all(part.awaited - {me} <= part.here for part in seen.parts)
 
 
-def is_ahead(seen: RoundSeen, furthest: int) -> bool:
-    """Whether all others are rounds behind: then a peer waits for them, or its window would close before theirs.
-    `furthest` is the round that at least one of them has finished, as far as it has signed contributions; 0: none."""
-    return 0 < furthest < seen.applied_in - 1
+def most_wait_for_those_behind(seen: RoundSeen, pace: Pace, furthest: int) -> float:
+    """How many seconds a round's end is put off at most for others that are all rounds behind: a window would close
+    here before it closes there; 0: they are not. `furthest` is the round that at least one of them has finished, as
+    far as it has signed contributions; 0: none."""
+    behind = 0 < furthest < seen.applied_in - 1
+    return max(BEHIND_ROUNDS * pace.usual, BEHIND_SECONDS) if behind else 0.0
 
 
 def seconds_left(seen: RoundSeen, pace: Pace, now: float) -> float | None:

@@ -6,6 +6,8 @@ import pytest
 
 from peer.swarm.rounds import round_policy
 from peer.swarm.rounds.round_policy import (
+    BEHIND_ROUNDS,
+    BEHIND_SECONDS,
     EARLY_SHARE,
     LAST,
     LEAST_SECONDS,
@@ -139,8 +141,13 @@ def test_a_replica_stops_in_time_for_the_first_part_that_waits_no_longer():
     assert "not wait much longer" in round_policy.why_stop(ROUND, PACE, stop + 0.1)
 
 
-def test_who_is_ahead_of_everybody_waits_unless_nobody_has_shown_anything():
-    assert [round_policy.is_ahead(ROUND, furthest) for furthest in (0, 4, 5, 6)] == [False, True, False, False]
+def test_who_is_ahead_of_everybody_waits_for_some_rounds_unless_nobody_has_shown_anything():
+    quick, slow = Pace(3.0), Pace(3.0)
+    quick.halves.extend([8.0, 10.0, 12.0])
+    slow.halves.extend([80.0, 100.0, 120.0])
+    for pace, most in (quick, BEHIND_SECONDS), (slow, BEHIND_ROUNDS * 100.0), (PACE, BEHIND_SECONDS):
+        waits = [round_policy.most_wait_for_those_behind(ROUND, pace, furthest) for furthest in (0, 4, 5, 6)]
+        assert waits == [0, most, 0, 0]
 
 
 def test_why_a_peer_goes_on_says_who_did_first():
