@@ -116,8 +116,10 @@ def test_once_every_frame_has_come_no_two_neighbours_wait_for_each_other(
     stage = data.draw(st.integers(0, stages - 2))
     forwards = data.draw(st.integers(0, microbatches))
     backwards = data.draw(st.integers(0, forwards))
-    one = Schedule(stage, stages, microbatches, 99, forwards, backwards)
-    other = Schedule(stage + 1, stages, microbatches, 99, forwards, backwards)
+    one, other = (
+        Schedule(each, stages, microbatches, 99, begun=forwards, backwards=backwards) for each in (stage, stage + 1)
+    )
+    assert (one.forwards, one.backwards) == (forwards, backwards)
     if not one.done:
         assert not (isinstance(one.due, Backward) and isinstance(other.due, Forward))
 
