@@ -17,7 +17,6 @@ from peer.model.subspace import (
     DirectBoundary,
     SubspaceBoundary,
     WholeBoundary,
-    check_orthonormal,
     nested,
 )
 from protocol.layout import EMBEDDING_TENSOR
@@ -210,27 +209,3 @@ def test_nested_is_the_first_columns_contiguous() -> None:
     for k in (0, D + 1):
         with pytest.raises(ValueError, match="k ="):
             nested(basis, k)
-
-
-@given(st.integers(1, D), st.integers(0, 99))
-@settings(max_examples=20, deadline=None)
-def test_a_basis_and_its_first_columns_are_orthonormal(k: int, seed: int) -> None:
-    check_orthonormal(nested(reference.orthonormal(D, seed), k))
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        torch.randn(8, 8),
-        2 * torch.eye(8),
-        torch.zeros(8, 4),
-        torch.full((8, 4), float("nan")),
-        torch.eye(8)[:4],
-        torch.eye(8, dtype=torch.int64),
-        torch.ones(8),
-    ],
-    ids=["Gaussian", "scaled", "zero", "NaN", "wide", "integers", "a vector"],
-)
-def test_what_is_not_a_basis_is_refused(wrong: Tensor) -> None:
-    with pytest.raises(ValueError, match="basis"):
-        check_orthonormal(wrong)
