@@ -23,6 +23,7 @@ from peer.data.batches import batch
 from peer.data.text import Text
 from peer.lab.boundaries import GroupBoundaries
 from peer.lab.designs import KINDS, SubspaceTable, design_of
+from peer.lab.false_payloads import falsify
 from peer.lab.late import ClipFactors, LateGradients, OverlappingSteps, clip_of_overlap
 from peer.lab.paths import absences, schedule
 from peer.lab.pool import PoolRound
@@ -289,6 +290,8 @@ class Bench:
         the replica's speed."""
         whole, workshop = self.workshop.seat(replica), self.workshop
         whole.load(self.grids, ahead)
+        if workshop.switches.false != "none" and replica.slot == 0 and replica.kind == "group":
+            falsify(whole.stages[1], workshop.switches.false, (self.manifest.run.seed, round))
         chunks = self.shares.chunks(round, replica.slot)
         loop = workshop.inner_loop(replica.kind, whole)
         places = [place_in_run(self.manifest, round, step, len(chunks)) for step in range(len(chunks))]

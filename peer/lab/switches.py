@@ -31,6 +31,7 @@ NOT_OF_GROUPS = {
     "codec",
     "average",
     "begin_at_average",
+    "false",
 }
 """Switches that change nothing in how a compressed group is built."""
 
@@ -122,6 +123,11 @@ class Switches(Section):
         0.0, ge=0, le=1, description="where inner loops begin, between the last outer state (0) and that mean (1)"
     )
     precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16: autocast")
+    false: Literal["none", "noisy", "biased", "made-up", "flipped"] = Field(
+        "none",
+        description="what stage 1 of the first group sends: gradients that are wrong by a tenth (noisy: each time "
+        "otherwise; biased: always alike), or flipped; or one in twenty payloads made up",
+    )
 
     @model_validator(mode="after")
     def fit_together(self) -> "Switches":
@@ -156,6 +162,7 @@ class Switches(Section):
             and (self.learns or self.average > 0),
             "method = adamw learns nothing at boundaries, and averages nothing": self.method == "adamw"
             and (self.learns or self.average > 0),
+            "false payloads are those of chains": self.false != "none" and self.paths == "loose",
             "values are SparseLoCo's": self.values != "manifest" and self.method != "sparseloco",
         }
         for rule, broken in rules.items():
@@ -214,7 +221,11 @@ def switches(table: dict[str, Any], manifest: Manifest, source: str) -> Switches
     if len(found.shares) not in (0, manifest.replicas.total):
         raise ManifestError(f"{source}: lab.speeds: {len(found.shares)} speeds for {manifest.replicas.total} replicas")
     if not manifest.replicas.groups:
-        return found.without_groups.model_copy(update={"paths": "chains", "link": 0.0, "churn": 0.0})
+        return found.without_groups.model_copy(update={"paths": "chains", "link": 0.0, "churn": 0.0, "false": "none"})
+    if found.false != "none" and manifest.replicas.stages < 2:
+        raise ManifestError(f"{source}: lab.false: a replica of one stage sends nobody anything")
+    if found.false != "none" and any(FORMATS[wire].step for wire in manifest.replicas.wires):
+        raise ManifestError(f"{source}: lab.false: false payloads are floats, as replicas.wire is not")
     if not manifest.compressed:
         return found.without_groups
     if found != found.without_groups and any(FORMATS[wire].step for wire in manifest.replicas.wires):

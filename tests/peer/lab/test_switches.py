@@ -146,6 +146,9 @@ HEARD = [
     FITTED | {"payload": "allocated"},
     {"residuals": 1},
     {"precision": "bf16"},
+    {"false": "noisy"},
+    {"false": "biased"},
+    {"false": "flipped"},
 ]
 
 
