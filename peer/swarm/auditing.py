@@ -14,6 +14,8 @@ from peer.swarm.verdicts import Pair, Verdicts, objection
 from peer.telemetry.decisions import Audited, Suspected, Tried
 from protocol.codec.contribution import Contribution, decode
 from protocol.identity import Part, PeerId, contributes_to
+from protocol.trust.records import Peers
+from protocol.wording import tails
 
 AUDITS_A_ROUND = 8
 """So many authors are audited after a round, drawn at random so that nobody knows when it is watched: each costs one
@@ -63,7 +65,8 @@ class Auditor:
                 alike |= await run(overlaps, own, author, self.evaluator)
             outer.emit(Audited(round, {str(author): gain for author, gain in gains.items()}))
             for found in (*self.verdicts.hear(round, gains), *self.verdicts.hear_overlaps(round, alike)):
-                outer.emit(Suspected(found.peer, found.reason, found.since))
+                or_else = or_was_misled(outer.discovery.peers(), found.peer) if found.since else ""
+                outer.emit(Suspected(found.peer, found.reason + or_else, found.since))
         await outer.discovery.publish(scores=self.verdicts.scores())
 
     def unseen(self, followed: FollowedParts) -> dict[AuditKey, list[Part]]:
@@ -86,6 +89,14 @@ class Auditor:
         shuffled = random.sample(sorted(fresh), len(fresh))
         shuffled.sort(key=lambda work: not self.verdicts.under_watch(work[1]))
         return {work: fresh[work] for work in shuffled[:AUDITS_A_ROUND]}
+
+
+def or_was_misled(peers: Peers, suspect: PeerId) -> str:
+    """Who may have had a volunteer do harm, in words: it learns from the gradients that the stage behind it sends.
+    Empty: nobody sits there."""
+    mine = [(peer.replica, peer.stage + 1) for peer in peers if peer.peer_id == suspect and peer.role == "volunteer"]
+    behind = [peer.peer_id for peer in peers if peer.replica and (peer.replica, peer.stage) in mine]
+    return f"; false gradients of peer {tails(behind)}, the stage behind it, would do the same" if behind else ""
 
 
 def overlaps(sets: Sets, author: PeerId, evaluator: Evaluates) -> dict[Pair, float]:

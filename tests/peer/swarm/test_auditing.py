@@ -13,15 +13,16 @@ from peer.compute.evaluation import Evaluator
 from peer.data.batches import held_out_batch
 from peer.optim.outer import outer_term
 from peer.swarm import auditing
-from peer.swarm.auditing import Auditor, hold_trials, overlaps
+from peer.swarm.auditing import Auditor, hold_trials, or_was_misled, overlaps
 from peer.swarm.verdicts import HARMFUL_AUDITS
 from peer.telemetry.decisions import Audited, Suspected, Tried
 from peer.telemetry.events import Contributed, Event
 from protocol.codec.contribution import decode
-from protocol.identity import EMBEDDING, PeerId
+from protocol.identity import EMBEDDING, PeerId, ReplicaId
 from protocol.layout import model_layout, part_layout
 from protocol.trust.membership_card import Card, issue
 from protocol.trust.records import read_record, sign
+from tests.peer.swarm import test_roles
 from tests.reference.boundary import orthonormal
 from tests.reference.loopback_peers import RUN, LoopbackPeer, Village, village
 from tests.reference.small_lab import text
@@ -144,8 +145,37 @@ def test_who_does_harm_again_and_again_is_told_with_the_round_where_it_began(
             await mine.audit(a.outer)
         told = [event for event in a.said if isinstance(event, Suspected)]
         assert [(each.peer, each.since) for each in told] == [(b.id, 1)]
+        assert "false gradients" not in told[0].reason  # a datacenter computes all of its gradients itself
 
     play(tmp_path, "abc", scene)
+
+
+def test_the_suspicion_of_a_volunteer_names_who_sends_it_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    async def scene(made: Village) -> None:
+        a, b, c = made.peers
+        mine = auditor()
+        first, second = await made.join("first", stage=0), await made.join("second", stage=1)
+        for peer in first, second:
+            peer.outer.discovery.tell(replica=ReplicaId(first.id))
+        made.introduce()
+        measured = {a.id: 0.1, b.id: 0.1, c.id: 0.1, first.id: -0.5, second.id: -0.6}
+        monkeypatch.setattr(auditing, "gain", lambda evaluator, grids, sets, author, loss: measured[author])
+        for round in range(1, HARMFUL_AUDITS + 2):
+            await made.round(round, made.peers)
+            await mine.audit(a.outer)
+        told = {event.peer: event.reason for event in a.said if isinstance(event, Suspected)}
+        assert told.keys() == {first.id, second.id}
+        assert f"false gradients of peer {second.id[-8:]}, the stage behind it" in told[first.id]
+        assert "false gradients" not in told[second.id]  # nobody sends the last stage any
+
+    play(tmp_path, "abc", scene)
+
+
+def test_nobody_misleads_who_is_in_no_group():
+    record = test_roles.peer
+    alone = record("a"), record("b", stage=1), record("c", stage=1, replica="d")
+    assert [or_was_misled(alone, each.peer_id) for each in alone] == ["", "", ""]
+    assert "peer b," in or_was_misled((record("a", replica="a"), record("b", stage=1, replica="a")), PeerId("a"))
 
 
 def test_who_sends_what_another_sends_overlaps_with_it_wholly(tmp_path: Path):
