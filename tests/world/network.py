@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from contextvars import Context
 from dataclasses import dataclass, field
 from itertools import count
+from operator import itemgetter
 from typing import Any
 
 from tests.world.loop import VirtualLoop
@@ -72,13 +73,16 @@ class Connection:
     far: End
     last: dict[bool, float] = field(default_factory=lambda: {True: 0.0, False: 0.0})
     """When the last message arrives that was sent from the near end, and from the far one."""
-    stalled: list[tuple[bool, int, Callable[[], None]]] = field(default_factory=list)
-    """What was sent while the network was cut."""
+    sent: int = 0
+    """The number of messages that were sent over it."""
+    stalled: list[tuple[int, bool, int, Callable[[], None]]] = field(default_factory=list)
+    """What was sent while the network was cut, or was on its way then."""
     stalled_since: float | None = None
 
     def send(self, from_near: bool, size: int, arrive: Callable[[], None]) -> float:
         """Send a message. Returns when it has left its machine."""
-        return self.network.carry(self, from_near, size, arrive)
+        self.sent += 1
+        return self.network.carry(self, self.sent, from_near, size, arrive)
 
     def close(self, end: End, reason: str) -> None:
         """End the connection from one end: the other is told when it hears of it."""
@@ -132,14 +136,16 @@ class Network:
         machine = self.machines.get(host)
         return machine, machine.listeners.get(int(port)) if machine is not None and machine.powered else None
 
-    def carry(self, connection: Connection, from_near: bool, size: int, arrive: Callable[[], None]) -> float:
-        """Carry a message over a connection, in order. Returns when it has left."""
+    def carry(
+        self, connection: Connection, number: int, from_near: bool, size: int, arrive: Callable[[], None]
+    ) -> float:
+        """Carry the message of this number over a connection, in order. Returns when it has left."""
         sender, receiver = connection.near, connection.far
         if not from_near:
             sender, receiver = receiver, sender
         one, other, now = sender.process.machine, receiver.process.machine, self.loop.now
         if connection.stalled or not self.reachable(one, other):
-            connection.stalled.append((from_near, size, arrive))
+            connection.stalled.append((number, from_near, size, arrive))
             self._watch(connection)
             return now
         size += HEADER_BYTES
@@ -148,16 +154,16 @@ class Network:
         other.down_free = max(at - size / other.down, other.down_free) + size / other.down
         at = max(at, other.down_free, connection.last[from_near])
         connection.last[from_near] = at
-        self.after(at - now, self._arrive, connection, receiver, from_near, size, arrive)
+        self.after(at - now, self._arrive, connection, receiver, number, from_near, size, arrive)
         return one.up_free
 
     def _arrive(
-        self, connection: Connection, receiver: End, from_near: bool, size: int, arrive: Callable[[], None]
+        self, connection: Connection, receiver: End, number: int, from_near: bool, size: int, arrive: Callable[[], None]
     ) -> None:
         if receiver.knows:
             return
         if not self.reachable(connection.near.process.machine, connection.far.process.machine):
-            connection.stalled.append((from_near, size - HEADER_BYTES, arrive))
+            connection.stalled.append((number, from_near, size - HEADER_BYTES, arrive))
             self._watch(connection)
             return
         arrive()
@@ -189,8 +195,8 @@ class Network:
             self._watch(connection)
             return
         connection.stalled_since = None
-        stalled, connection.stalled = connection.stalled, []
-        for each in stalled:
+        stalled, connection.stalled = sorted(connection.stalled, key=itemgetter(0)), []
+        for each in stalled:  # what was on its way came here after what was sent later
             self.carry(connection, *each)
 
     def died(self, process: Any) -> None:
