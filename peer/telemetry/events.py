@@ -175,7 +175,7 @@ class GroupBroken(EventBase):
     def words(self) -> str:
         rolled_back = f"Step {self.step + 1} of round {self.round} is rolled back"
         lost = rolled_back if self.round else "No step was in flight"
-        return f"{self.reason[:1].upper()}{self.reason[1:]}. {lost}; looking for another member."
+        return f"{self.reason[:1].upper()}{self.reason[1:]}. {lost}; the group forms anew."
 
 
 @dataclass(frozen=True, slots=True)

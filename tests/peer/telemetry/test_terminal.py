@@ -68,9 +68,9 @@ def test_steps_pass_by_and_rounds_stay():
 
 def test_a_broken_group_says_which_step_is_lost_if_any():
     assert (
-        GroupBroken("QmL", 3, 4, "gone").words == "Gone. Step 5 of round 3 is rolled back; looking for another member."
+        GroupBroken("QmL", 3, 4, "gone").words == "Gone. Step 5 of round 3 is rolled back; the group forms anew."
     )
-    assert GroupBroken("QmL", 0, 0, "gone").words == "Gone. No step was in flight; looking for another member."
+    assert GroupBroken("QmL", 0, 0, "gone").words == "Gone. No step was in flight; the group forms anew."
 
 
 def test_credit_says_how_much_by_how_many_and_whether_it_counts():
