@@ -67,9 +67,7 @@ def test_steps_pass_by_and_rounds_stay():
 
 
 def test_a_broken_group_says_which_step_is_lost_if_any():
-    assert (
-        GroupBroken("QmL", 3, 4, "gone").words == "Gone. Step 5 of round 3 is rolled back; the group forms anew."
-    )
+    assert GroupBroken("QmL", 3, 4, "gone").words == "Gone. Step 5 of round 3 is rolled back; the group forms anew."
     assert GroupBroken("QmL", 0, 0, "gone").words == "Gone. No step was in flight; the group forms anew."
 
 
