@@ -174,6 +174,13 @@ def best_flow(seed: int, manifest: Manifest, seconds: float) -> float:
     return speed * manifest.inner.microbatch * manifest.model.context / seconds
 
 
+def hold_one_state(told: list[Told]) -> bool:
+    """Whether all have finished, and hold the same."""
+    finished = [event for each in told for _, event in each.moments if isinstance(event, Finished)]
+    digests = {(part, digest) for event in finished for part, digest in event.digests.items()}
+    return len(finished) == len(told) and len(digests) == len({part for part, _ in digests})
+
+
 def row_of(
     arrangement: Arrangement, seed: int, kills: float, manifest: Manifest, bound: float, told: list[Told]
 ) -> Row:
@@ -183,12 +190,9 @@ def row_of(
     last = [at for each in told for at, _ in each.of(RoundDone, rounds)]
     counted = range(WARM_ROUNDS + 1, rounds + 1)
     steps = [[each.steps(round) for round in counted] for each in told if each.stage == 0]
-    finished = [event for each in told for _, event in each.moments if isinstance(event, Finished)]
-    digests = {(part, digest) for event in finished for part, digest in event.digests.items()}
     tokens = sum(map(sum, steps)) * manifest.tokens_per_step / (max(last) - min(ends))
-    equal = len(finished) == len(told) and len(digests) == len({part for part, _ in digests})
     shown = [each[-1] for each in steps]
-    return Row(arrangement.name, seed, kills, tokens, bound, tokens / bound, shown, equal)
+    return Row(arrangement.name, seed, kills, tokens, bound, tokens / bound, shown, hold_one_state(told))
 
 
 # In virtual time
@@ -215,16 +219,29 @@ def passes(world: World, seconds: float) -> Iterator[None]:
         yield
 
 
-def train(arrangement: Arrangement, seed: int, rounds: int, kills: float, time: float = 1.0) -> Row:
-    """One run to its end, in virtual time, whose passes and frames take `time` of their seconds."""
-    manifest, chance = arrangement.manifest(rounds), random.Random(seed)
+@contextmanager
+def served(manifest: Manifest, seed: int, files: Path, seconds: float) -> Iterator[World]:
+    """A world in which a node serves the run of these files, and a microbatch takes so many seconds on a machine of
+    speed 1."""
     with ExitStack() as stack:
-        world = World(manifest, stack.enter_context(folder_in_memory()), seed, files_of(manifest))
+        world = World(manifest, stack.enter_context(folder_in_memory()), seed, files)
         stack.enter_context(standing(world))
-        stack.enter_context(passes(world, time * PASS_SECONDS))
+        stack.enter_context(passes(world, seconds))
         stack.callback(world.close)
         world.start(world.owners["node"])
         world.run_until(lambda: world.ticket is not None, 10)
+        yield world
+
+
+def told_by(owners: list[Owner]) -> list[Told]:
+    """What volunteers have said until now."""
+    return [Told(owner.stage or 0, [each for run in owner.runs for each in run.events]) for owner in owners]
+
+
+def train(arrangement: Arrangement, seed: int, rounds: int, kills: float, time: float = 1.0) -> Row:
+    """One run to its end, in virtual time, whose passes and frames take `time` of their seconds."""
+    manifest, chance = arrangement.manifest(rounds), random.Random(seed)
+    with served(manifest, seed, files_of(manifest), time * PASS_SECONDS) as world:
         frame = manifest.inner.microbatch * manifest.model.context * (manifest.model.d * 4 + 4)
         owners: list[Owner] = []
         for place in places(chance):
@@ -235,23 +252,22 @@ def train(arrangement: Arrangement, seed: int, rounds: int, kills: float, time: 
             world.start(owners[-1])
         began = world.loop.now
 
-        def told() -> list[Told]:
-            return [Told(owner.stage, [each for run in owner.runs for each in run.events]) for owner in owners]
-
         def kill() -> None:
             there = [owner for owner in owners if owner.process is not None]
             if len(there) == len(owners):
                 owner = chance.choice(there)
                 world.kill(owner.process)  # type: ignore[arg-type]
                 world.at(world.loop.now + AGAIN_SECONDS, lambda: world.start(owner))
-            if there and not any(each.of(RoundDone, rounds) for each in told()):
+            if there and not any(each.of(RoundDone, rounds) for each in told_by(owners)):
                 world.at(world.loop.now + kills, kill)
 
         if kills:
             world.at(began + kills, kill)
         if not world.run_until(lambda: all(owner.process is None for owner in owners), 3600.0 * rounds):
             raise SystemExit(f"{arrangement.name}, seed {seed}: the run did not end")
-        return row_of(arrangement, seed, kills, manifest, best_flow(seed, manifest, time * PASS_SECONDS), told())
+        return row_of(
+            arrangement, seed, kills, manifest, best_flow(seed, manifest, time * PASS_SECONDS), told_by(owners)
+        )
 
 
 # Real processes

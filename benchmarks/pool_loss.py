@@ -1,4 +1,4 @@
-"""What it costs in held-out loss, at equal tokens and rounds, that groups are elastic: on the swarm itself.
+"""What it costs in held-out loss, at about the same tokens and rounds, that groups are elastic: on the swarm itself.
 
 Four groups of four stages train a model through their boundaries, with Muon: in chains that all take H inner steps; and
 with groups of speeds 1 : 1 : 2 : 4 that take as many as they can (`inner.most_steps`, each contribution counts once),
@@ -14,24 +14,19 @@ import argparse
 import json
 import sys
 import tempfile
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import torch
 
-from benchmarks.pool import passes
+from benchmarks.pool import hold_one_state, served, told_by
 from bootstrap.genesis import create_run
-from peer.telemetry.events import Contributed, Evaluated, Finished
+from peer.telemetry.events import Evaluated
 from protocol.manifest import Manifest, check_manifest
-from tests.world.play import folder_in_memory
 from tests.world.runs import get_ready
-from tests.world.standing import standing
-from tests.world.world import World
 
 ARRANGEMENTS = ("chains", "elastic")
 GROUPS, STAGES, STEPS = 4, 4, 20
@@ -80,13 +75,7 @@ def train(arrangement: str, seed: int, preset: str, rounds: int, data: Path, fol
     elastic = arrangement == "elastic"
     manifest, files = manifest_of(elastic, seed, preset, rounds), folder / f"{arrangement}-{seed}"
     create_run(manifest, files, data)
-    with ExitStack() as stack:
-        world = World(manifest, stack.enter_context(folder_in_memory()), seed, files)
-        stack.enter_context(standing(world))
-        stack.enter_context(passes(world, PASS_SECONDS))
-        stack.callback(world.close)
-        world.start(world.owners["node"])
-        world.run_until(lambda: world.ticket is not None, 10)
+    with served(manifest, seed, files, PASS_SECONDS) as world:
         owners = [
             world.add(f"volunteer-{stage}-{group}", "volunteer", stage)
             for group in range(GROUPS)
@@ -100,17 +89,13 @@ def train(arrangement: str, seed: int, preset: str, rounds: int, data: Path, fol
         if not world.run_until(lambda: all(each.process is None for each in (*owners, observer)), 3600.0 * rounds):
             raise SystemExit(f"seed {seed}: the run did not end")
 
-        def told(owner: Any, kind: type) -> list[Any]:
-            return [event for run in owner.runs for _, event in run.events if isinstance(event, kind)]
-
-        steps = [{event.round: event.steps for event in told(each, Contributed)} for each in owners if not each.stage]
-        finished = [event for each in owners for event in told(each, Finished)]
-        digests = {pair for event in finished for pair in event.digests.items()}
-        equal = len(finished) == len(owners) and len(digests) == len({part for part, _ in digests})
-        last = told(observer, Evaluated)[-1]
-        tokens = manifest.tokens_per_step * sum(sum(each.values()) for each in steps)
-        shown = [each[manifest.outer.rounds] for each in steps]
-        return Row(arrangement, seed, tokens, last.loss, last.loss_plain, shown, equal)
+        last = manifest.outer.rounds
+        told, (watched,) = told_by(owners), told_by([observer])
+        steps = [[each.steps(round) for round in range(1, last + 1)] for each in told if not each.stage]
+        ((_, evaluated),) = watched.of(Evaluated, last)
+        tokens = manifest.tokens_per_step * sum(map(sum, steps))
+        losses, shown = (evaluated.loss, evaluated.loss_plain), [each[-1] for each in steps]
+        return Row(arrangement, seed, tokens, *losses, shown, hold_one_state(told))
 
 
 def table(rows: list[Row]) -> str:

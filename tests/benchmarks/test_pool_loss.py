@@ -1,6 +1,5 @@
 """The benchmark of what elastic groups cost: its chains are the lab's, to the last bit, and it counts what was read."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,19 +10,15 @@ from bootstrap.genesis import create_run
 from peer.lab.reference_run import Lab
 from peer.telemetry.events import Evaluated, Event
 from protocol.manifest import Manifest
+from tests.benchmarks import test_pool
 from tests.reference.processes import TEXT
 from tests.reference.small_manifest import small_manifest
-from tests.world.conftest import drop
 from tests.world.runs import get_ready
 
 ROUNDS = 4
 
 
-@pytest.fixture(autouse=True)
-def nothing_is_left() -> Iterator[None]:
-    """Of the simulated world."""
-    yield
-    drop()
+nothing_is_left = test_pool.nothing_is_left
 
 
 def small(elastic: bool, seed: int, preset: str, rounds: int) -> Manifest:
