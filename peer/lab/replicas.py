@@ -290,7 +290,7 @@ class Bench:
         the replica's speed."""
         whole, workshop = self.workshop.seat(replica), self.workshop
         whole.load(self.grids, ahead)
-        if workshop.switches.false != "none" and replica.slot == 0 and replica.kind == "group":
+        if workshop.switches.false != "none" and replica.slot == 0:
             falsify(whole.stages[1], workshop.switches.false, (self.manifest.run.seed, round))
         chunks = self.shares.chunks(round, replica.slot)
         loop = workshop.inner_loop(replica.kind, whole)

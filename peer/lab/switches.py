@@ -148,6 +148,7 @@ class Switches(Section):
                 or self.late > 0
                 or self.clip != "replica"
                 or bool(self.speeds)
+                or self.false != "none"
             ),
             "lookahead is for late gradients": self.lookahead and not self.late,
             "paths = loose clips by stage: say clip = stage": self.paths == "loose" and self.clip != "stage",

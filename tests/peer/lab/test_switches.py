@@ -57,6 +57,7 @@ def both(table: Mapping[str, object], **replicas) -> tuple[Manifest, dict[str, o
                 {"weight_projection": True},
                 {"grassmann": 5},
                 {"second_moment": "columns"},
+                {"false": "noisy"},
                 FREE,
             )
         ),
