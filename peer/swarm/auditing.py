@@ -92,8 +92,8 @@ class Auditor:
 
 
 def or_was_misled(peers: Peers, suspect: PeerId) -> str:
-    """Who may have had a volunteer do harm, in words: it learns from the gradients that the stage behind it sends.
-    Empty: nobody sits there."""
+    """Who may have had a volunteer do harm, in words: it learns from the gradients that the stage behind it sends. That
+    is who sits there now, and may have come since. Empty: nobody does."""
     mine = [(peer.replica, peer.stage + 1) for peer in peers if peer.peer_id == suspect and peer.role == "volunteer"]
     behind = [peer.peer_id for peer in peers if peer.replica and (peer.replica, peer.stage) in mine]
     return f"; false gradients of peer {tails(behind)}, the stage behind it, would do the same" if behind else ""
