@@ -38,6 +38,7 @@ from peer.network.reach.routes import Routes
 from peer.network.receipt_exchange import CreditService, Earned, SeenWork
 from peer.network.reporter import Reporter
 from peer.network.snapshot_transfer import SnapshotService
+from peer.network.spot_check_service import SpotCheckService
 from peer.settings import PeerSettings
 from peer.store.membership import Remembered, node_of
 from peer.store.receipt_file import RECEIPTS, KeptReceipts
@@ -63,6 +64,7 @@ from protocol.schemas import (
     pipeline_pb2_grpc,
     reconciliation_pb2_grpc,
     snapshots_pb2_grpc,
+    spot_checks_pb2_grpc,
     succession_pb2_grpc,
 )
 from protocol.trust.keys import Identity
@@ -297,6 +299,7 @@ def _services(workplace: Workplace, network: Network, reconciler: Reconciler, ta
         credit=CreditService(SeenWork(signer, manifest)),
         pipeline=PipelineService(manifest),
         handover=handover,
+        spot_checks=SpotCheckService(manifest, reconciler.attested),
     )
 
 
@@ -306,6 +309,8 @@ def _bind(server: grpc.aio.Server, settings: PeerSettings, services: Services, r
     credit_pb2_grpc.add_CreditServicer_to_server(services.credit, server)
     snapshots_pb2_grpc.add_SnapshotsServicer_to_server(SnapshotService(services.snapshots), server)
     reconciliation_pb2_grpc.add_ReconciliationServicer_to_server(ReconciliationService(reconciler), server)
+    if settings.role == "observer":
+        spot_checks_pb2_grpc.add_SpotChecksServicer_to_server(services.spot_checks, server)
     if settings.role == "volunteer":
         pipeline_pb2_grpc.add_PipelineServicer_to_server(services.pipeline, server)
         succession_pb2_grpc.add_SuccessionServicer_to_server(services.handover, server)

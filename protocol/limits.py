@@ -170,6 +170,16 @@ SERVED_TO_FEW = 2
 contributions, two pieces of each of a few states and four blocks of text at a time, and may always fetch
 `SERVED_TO_FEW`."""
 
+SPOT_CHECKS_OF_ONE = 64
+"""The spot checks that an observer does for one peer in a round: a stage of a pair asks for 14 of its own, and for some
+where others doubt."""
+
+SPOT_CHECKS_WAIT = 32
+"""The spot checks that wait at an observer, one of a peer. Each holds a microbatch's token ids, and 8 KiB."""
+
+SPOT_CHECK_SHARE, SPOT_CHECK_SAVED_SECONDS = 0.5, 60.0
+"""The share of its time that an observer spends on spot checks, beside audits and evaluation, and what it may save."""
+
 FLOOR_BYTES_PER_SECOND = 2000.0
 """The lowest rate at which a peer may give a blob: the lowest limit that a peer may set, 1 Mb/s, of which frames leave
 an eighth (`protocol/net/bandwidth.py`), shared by eight transfers."""

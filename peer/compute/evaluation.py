@@ -44,6 +44,7 @@ class Evaluator:
         """`held_out_SM` [sequences, L + 1] are token ids nobody trains on. `own_design` is the lab's of a group. With a
         `replica` each evaluation takes its weights, and it must load a round before it trains again."""
         self.manifest = manifest
+        self.basis_DD = basis_DD
         group = own_design or design(manifest, "group", basis_DD, device)
         self.through = group.boundaries
         self.plain = design(manifest, "datacenter", None, device).boundaries
@@ -53,7 +54,8 @@ class Evaluator:
         if replica is not None:
             self.stages = [each.stage for each in replica.stages]
         else:
-            self.stages = [group.stage(manifest, stage).to(device) for stage in range(manifest.replicas.stages)]
+            own_stages = [group.stage(manifest, stage).to(device) for stage in range(manifest.replicas.stages)]
+            self.stages = [stage.requires_grad_(False) for stage in own_stages]
 
     def compile(self) -> None:
         """Let torch compile every layer."""
@@ -62,13 +64,17 @@ class Evaluator:
 
     def evaluate(self, grids: Mapping[Part, GridView]) -> tuple[float, float]:
         """(loss through the boundaries, plain loss) of this outer state, in nats per token."""
+        te_VD = self.load(grids)
+        with torch.no_grad(), self._uncompiled():
+            return self._loss(te_VD, self.through(te_VD.clone())), self._loss(te_VD, self.plain(te_VD))
+
+    def load(self, grids: Mapping[Part, GridView]) -> Tensor:
+        """Take the stages' weights of this outer state. Returns its token embedding TE [V, d]."""
         if self.replica is not None:
             self.replica.forget_start()
         for index, stage in enumerate(self.stages):
             load_stage(stage, grids[stage_part(index)])
-        te_VD = to_float(grids[EMBEDDING][EMBEDDING_TENSOR].to(self.device))
-        with torch.no_grad(), self._uncompiled():
-            return self._loss(te_VD, self.through(te_VD.clone())), self._loss(te_VD, self.plain(te_VD))
+        return to_float(grids[EMBEDDING][EMBEDDING_TENSOR].to(self.device))
 
     def _uncompiled(self) -> AbstractContextManager[object]:
         """What a replica has had compiled is for its training: held-out losses are computed as by all others."""

@@ -77,6 +77,8 @@ class Duplex(Generic[Outgoing, Received]):
         self.ended = False
         self.on_message: Callable[[Received | HetpeerError], None] = lambda message: None
         """A function that is told of every message, and of the end, as it arrives, before anybody receives it."""
+        self.aside: Callable[[Received], bool] = lambda message: False
+        """A function that takes messages that are beside the protocol's order. Returns whether one is."""
         self._outgoing: asyncio.Queue[Outgoing | None] = asyncio.Queue()
         self._incoming: asyncio.Queue[Received | HetpeerError] = asyncio.Queue()
         self._hung_up = asyncio.Event()
@@ -181,7 +183,7 @@ class Duplex(Generic[Outgoing, Received]):
                 if message is NO_MESSAGE:
                     end = self.breach("sent bytes that are no message")
                     break
-                if self.beat is not None and not message.ByteSize():
+                if self.aside(message) or (self.beat is not None and not message.ByteSize()):
                     continue
                 if self._incoming.qsize() >= self.most_pending:
                     end = self.breach(f"ran ahead of the protocol by {self.most_pending} messages")

@@ -37,7 +37,14 @@ def link(manifest: Manifest, neighbour: PeerId, with_whom: str, bandwidth: Bandw
     rules = FrameRules.of(manifest.at(min(manifest.compressions, default=1)))
     messages = max(rules.activations.messages, rules.gradients.messages)
     most_pending = MOST_IN_FLIGHT * manifest.replicas.stages * messages + BETWEEN_STEPS
-    return Duplex(neighbour, with_whom, most_pending, pipeline_pb2.Frame(), bandwidth)
+    made: Link = Duplex(neighbour, with_whom, most_pending, pipeline_pb2.Frame(), bandwidth)
+    made.aside = is_doubt
+    return made
+
+
+def is_doubt(message: pipeline_pb2.Frame) -> bool:
+    """Whether a message asks for a spot check: nobody takes these between two inner loops."""
+    return message.HasField("doubt")
 
 
 def nobody(neighbour: PeerId, replica: ReplicaId) -> Link:

@@ -121,7 +121,7 @@ class ContributionStore:
     def tidy(self) -> None:
         """Remove what was half written when the power failed, and see what there is."""
         for path in self.directory.glob("*/.*.partial"):
-            path.unlink()
+            path.unlink(missing_ok=True)
         self.sizes = {path: _on_disk(path.stat().st_size) for path in self.directory.glob("*/*")}
 
     def keep_revocation(self, signed: bytes) -> None:

@@ -1,5 +1,6 @@
 """Audits and trials, as a datacenter or an observer holds them. After each round it measures what contributions did to
-the held-out loss, and what those of newcomers on trial would do before any of them counts."""
+the held-out loss, and what those of newcomers on trial would do before any of them counts. In the midst of a round an
+observer does spot checks for stages of groups."""
 
 import random
 from collections.abc import Mapping
@@ -7,12 +8,15 @@ from dataclasses import dataclass, field
 from itertools import product
 
 from peer.compute.audit import Sets, gain, held_out_loss, overlap, trial_gain
-from peer.compute.evaluation import Evaluates
+from peer.compute.evaluation import Evaluates, Evaluator
+from peer.compute.recomputation import Recomputation
+from peer.network.spot_check_service import SpotCheckService
 from peer.swarm.rounds.outer_round import OuterLoop
 from peer.swarm.rounds.parts import FollowedParts
 from peer.swarm.verdicts import Pair, Verdicts, objection
 from peer.telemetry.decisions import Audited, Suspected, Tried
 from protocol.codec.contribution import Contribution, decode
+from protocol.codec.spot_check import ReceivedPass
 from protocol.identity import Part, PeerId, contributes_to
 from protocol.trust.records import Peers
 from protocol.wording import tails
@@ -110,6 +114,16 @@ def overlaps(sets: Sets, author: PeerId, evaluator: Evaluates) -> dict[Pair, flo
             pair = (min(author, other.name.author), max(author, other.name.author))
             found[pair] = max(found.get(pair, 0.0), overlap(one, other, evaluator.manifest).beyond_chance)
     return found
+
+
+def do_spot_checks(evaluator: Evaluator, outer: OuterLoop, service: SpotCheckService) -> None:
+    """From now on compute again, for stages of groups that ask, what they received in the round in hand."""
+    recomputation, followed = Recomputation(evaluator), outer.followed
+
+    async def check(asked: ReceivedPass) -> tuple[float, float]:
+        return await followed.torch_thread.run(recomputation.likenesses, followed.grids, asked)
+
+    service.check, service.clock = check, lambda: outer.clock
 
 
 async def hold_trials(evaluator: Evaluates, outer: OuterLoop) -> None:

@@ -16,6 +16,7 @@ from peer.network.gossip import Reconciler
 from peer.network.group import PipelineService
 from peer.network.handover_service import HandoverService
 from peer.network.receipt_exchange import CreditService, Earned
+from peer.network.spot_check_service import SpotCheckService
 from peer.settings import PeerSettings
 from peer.store.served import SnapshotStore
 from peer.swarm.text_reader import FileReader, Reader, TextSources, block_reader
@@ -76,6 +77,7 @@ class Services:
     credit: CreditService
     pipeline: PipelineService
     handover: HandoverService
+    spot_checks: SpotCheckService
 
 
 @dataclass(frozen=True, slots=True)

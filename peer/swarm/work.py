@@ -19,7 +19,7 @@ from peer.network.machine_link import LinkListener, read_secret
 from peer.network.receipt_exchange import Earned
 from peer.optim.inner import place_in_run
 from peer.swarm import waits
-from peer.swarm.auditing import Auditor
+from peer.swarm.auditing import Auditor, do_spot_checks
 from peer.swarm.group.compression import Choice
 from peer.swarm.group.handover import Handover
 from peer.swarm.group.seats import GroupSeats
@@ -189,6 +189,8 @@ async def observe(node: Node) -> None:
         async with node.place.reading(node.emit) as reader:
             evaluator = await _evaluator(node.place, reader, None)
     auditor = Auditor(evaluator) if evaluator is not None and node.settings.audit else None
+    if isinstance(evaluator, Evaluator) and auditor is not None:
+        do_spot_checks(evaluator, outer, node.services.spot_checks)
     async with in_the_swarm(node, outer):
         while not outer.over:
             round, started = outer.clock, monotonic()

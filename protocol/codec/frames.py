@@ -280,6 +280,11 @@ def check_place(place: pb.Place, expected: FramePosition) -> None:
         raise FormatError(f"expected the frame of {expected}, got that of {got}")
 
 
+def pack_doubt(place: FramePosition) -> pb.Frame:
+    """The message that has the rest of the group check what each received of a microbatch."""
+    return pb.Frame(doubt=pb.Place(round=place.round, step=place.step, microbatch=place.microbatch))
+
+
 def pack_sums(round: int, step: int, sums: SumsFrame) -> pb.Frame:
     """The message that tells the stage before of an inner step."""
     told = pb.StepSums(round=round, step=step, loss=sums.loss, passes=sums.passes)

@@ -24,37 +24,37 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fprotocol/schemas/pipeline.proto\x12\nhetpeer.v1\"\xdc\x02\n\x05\x46rame\x12&\n\x07\x66orward\x18\x01 \x01(\x0b\x32\x13.hetpeer.v1.ForwardH\x00\x12(\n\x08\x62\x61\x63kward\x18\x02 \x01(\x0b\x32\x14.hetpeer.v1.BackwardH\x00\x12\x0e\n\x04rest\x18\x03 \x01(\x0cH\x00\x12$\n\x04sums\x18\x04 \x01(\x0b\x32\x14.hetpeer.v1.StepSumsH\x00\x12\"\n\x03\x65nd\x18\x05 \x01(\x0b\x32\x13.hetpeer.v1.StepEndH\x00\x12\"\n\x05seats\x18\x06 \x01(\x0b\x32\x11.hetpeer.v1.SeatsH\x00\x12\'\n\x05offer\x18\x07 \x01(\x0b\x32\x16.hetpeer.v1.RoundOfferH\x00\x12)\n\x06\x61nswer\x18\x08 \x01(\x0b\x32\x17.hetpeer.v1.RoundAnswerH\x00\x12\'\n\x05start\x18\t \x01(\x0b\x32\x16.hetpeer.v1.RoundStartH\x00\x42\x06\n\x04kind\"\x18\n\x05Seats\x12\x0f\n\x07members\x18\x01 \x03(\t\"\xa8\x01\n\nRoundOffer\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0c\n\x04step\x18\x02 \x01(\r\x12\x0f\n\x07members\x18\x03 \x03(\t\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\r\x12\x0c\n\x04slot\x18\x05 \x01(\r\x12\x18\n\x10\x65mbedding_digest\x18\x06 \x01(\t\x12\x13\n\x0b\x63ompression\x18\x07 \x01(\r\x12\x0c\n\x04goal\x18\x08 \x01(\r\x12\x10\n\x08patience\x18\t \x01(\x01\"D\n\x0bRoundAnswer\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0c\n\x04step\x18\x02 \x01(\r\x12\x18\n\x10\x65mbedding_digest\x18\x03 \x01(\t\"\x1a\n\nRoundStart\x12\x0c\n\x04step\x18\x01 \x01(\r\"8\n\x05Place\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0c\n\x04step\x18\x02 \x01(\r\x12\x12\n\nmicrobatch\x18\x03 \x01(\r\"I\n\x06Tensor\x12\"\n\x06\x66ormat\x18\x01 \x01(\x0e\x32\x12.hetpeer.v1.Format\x12\r\n\x05shape\x18\x02 \x03(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"~\n\x07\x46orward\x12 \n\x05place\x18\x01 \x01(\x0b\x32\x11.hetpeer.v1.Place\x12\'\n\x0b\x61\x63tivations\x18\x02 \x01(\x0b\x32\x12.hetpeer.v1.Tensor\x12\x0e\n\x06tokens\x18\x03 \x01(\x0c\x12\x18\n\x10\x65mbedding_digest\x18\x04 \x01(\x0c\"S\n\x08\x42\x61\x63kward\x12 \n\x05place\x18\x01 \x01(\x0b\x32\x11.hetpeer.v1.Place\x12%\n\tgradients\x18\x02 \x01(\x0b\x32\x12.hetpeer.v1.Tensor\"\\\n\x08StepSums\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0c\n\x04step\x18\x02 \x01(\r\x12\x15\n\rsquared_norms\x18\x03 \x03(\x01\x12\x0e\n\x06passes\x18\x04 \x03(\x01\x12\x0c\n\x04loss\x18\x05 \x01(\x01\"`\n\x07StepEnd\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0c\n\x04step\x18\x02 \x01(\r\x12\x13\n\x0b\x63lip_factor\x18\x03 \x01(\x01\x12\x0c\n\x04last\x18\x04 \x01(\x08\x12\x15\n\rsquared_norms\x18\x05 \x03(\x01*H\n\x06\x46ormat\x12\x16\n\x12\x46ORMAT_UNSPECIFIED\x10\x00\x12\x08\n\x04\x42\x46\x31\x36\x10\x01\x12\x08\n\x04\x46P32\x10\x02\x12\x08\n\x04INT8\x10\x03\x12\x08\n\x04INT4\x10\x04\x32@\n\x08Pipeline\x12\x34\n\x08\x45xchange\x12\x11.hetpeer.v1.Frame\x1a\x11.hetpeer.v1.Frame(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fprotocol/schemas/pipeline.proto\x12\nhetpeer.v1\"\x80\x03\n\x05\x46rame\x12&\n\x07\x66orward\x18\x01 \x01(\x0b\x32\x13.hetpeer.v1.ForwardH\x00\x12(\n\x08\x62\x61\x63kward\x18\x02 \x01(\x0b\x32\x14.hetpeer.v1.BackwardH\x00\x12\x0e\n\x04rest\x18\x03 \x01(\x0cH\x00\x12$\n\x04sums\x18\x04 \x01(\x0b\x32\x14.hetpeer.v1.StepSumsH\x00\x12\"\n\x03\x65nd\x18\x05 \x01(\x0b\x32\x13.hetpeer.v1.StepEndH\x00\x12\"\n\x05seats\x18\x06 \x01(\x0b\x32\x11.hetpeer.v1.SeatsH\x00\x12\'\n\x05offer\x18\x07 \x01(\x0b\x32\x16.hetpeer.v1.RoundOfferH\x00\x12)\n\x06\x61nswer\x18\x08 \x01(\x0b\x32\x17.hetpeer.v1.RoundAnswerH\x00\x12\'\n\x05start\x18\t \x01(\x0b\x32\x16.hetpeer.v1.RoundStartH\x00\x12\"\n\x05\x64oubt\x18\n \x01(\x0b\x32\x11.hetpeer.v1.PlaceH\x00\x42\x06\n\x04kind\"\x18\n\x05Seats\x12\x0f\n\x07members\x18\x01 \x03(\t\"\xa8\x01\n\nRoundOffer\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0c\n\x04step\x18\x02 \x01(\r\x12\x0f\n\x07members\x18\x03 \x03(\t\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\r\x12\x0c\n\x04slot\x18\x05 \x01(\r\x12\x18\n\x10\x65mbedding_digest\x18\x06 \x01(\t\x12\x13\n\x0b\x63ompression\x18\x07 \x01(\r\x12\x0c\n\x04goal\x18\x08 \x01(\r\x12\x10\n\x08patience\x18\t \x01(\x01\"D\n\x0bRoundAnswer\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0c\n\x04step\x18\x02 \x01(\r\x12\x18\n\x10\x65mbedding_digest\x18\x03 \x01(\t\"\x1a\n\nRoundStart\x12\x0c\n\x04step\x18\x01 \x01(\r\"8\n\x05Place\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0c\n\x04step\x18\x02 \x01(\r\x12\x12\n\nmicrobatch\x18\x03 \x01(\r\"I\n\x06Tensor\x12\"\n\x06\x66ormat\x18\x01 \x01(\x0e\x32\x12.hetpeer.v1.Format\x12\r\n\x05shape\x18\x02 \x03(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"~\n\x07\x46orward\x12 \n\x05place\x18\x01 \x01(\x0b\x32\x11.hetpeer.v1.Place\x12\'\n\x0b\x61\x63tivations\x18\x02 \x01(\x0b\x32\x12.hetpeer.v1.Tensor\x12\x0e\n\x06tokens\x18\x03 \x01(\x0c\x12\x18\n\x10\x65mbedding_digest\x18\x04 \x01(\x0c\"S\n\x08\x42\x61\x63kward\x12 \n\x05place\x18\x01 \x01(\x0b\x32\x11.hetpeer.v1.Place\x12%\n\tgradients\x18\x02 \x01(\x0b\x32\x12.hetpeer.v1.Tensor\"\\\n\x08StepSums\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0c\n\x04step\x18\x02 \x01(\r\x12\x15\n\rsquared_norms\x18\x03 \x03(\x01\x12\x0e\n\x06passes\x18\x04 \x03(\x01\x12\x0c\n\x04loss\x18\x05 \x01(\x01\"`\n\x07StepEnd\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0c\n\x04step\x18\x02 \x01(\r\x12\x13\n\x0b\x63lip_factor\x18\x03 \x01(\x01\x12\x0c\n\x04last\x18\x04 \x01(\x08\x12\x15\n\rsquared_norms\x18\x05 \x03(\x01*H\n\x06\x46ormat\x12\x16\n\x12\x46ORMAT_UNSPECIFIED\x10\x00\x12\x08\n\x04\x42\x46\x31\x36\x10\x01\x12\x08\n\x04\x46P32\x10\x02\x12\x08\n\x04INT8\x10\x03\x12\x08\n\x04INT4\x10\x04\x32@\n\x08Pipeline\x12\x34\n\x08\x45xchange\x12\x11.hetpeer.v1.Frame\x1a\x11.hetpeer.v1.Frame(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protocol.schemas.pipeline_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FORMAT']._serialized_start=1231
-  _globals['_FORMAT']._serialized_end=1303
+  _globals['_FORMAT']._serialized_start=1267
+  _globals['_FORMAT']._serialized_end=1339
   _globals['_FRAME']._serialized_start=48
-  _globals['_FRAME']._serialized_end=396
-  _globals['_SEATS']._serialized_start=398
-  _globals['_SEATS']._serialized_end=422
-  _globals['_ROUNDOFFER']._serialized_start=425
-  _globals['_ROUNDOFFER']._serialized_end=593
-  _globals['_ROUNDANSWER']._serialized_start=595
-  _globals['_ROUNDANSWER']._serialized_end=663
-  _globals['_ROUNDSTART']._serialized_start=665
-  _globals['_ROUNDSTART']._serialized_end=691
-  _globals['_PLACE']._serialized_start=693
-  _globals['_PLACE']._serialized_end=749
-  _globals['_TENSOR']._serialized_start=751
-  _globals['_TENSOR']._serialized_end=824
-  _globals['_FORWARD']._serialized_start=826
-  _globals['_FORWARD']._serialized_end=952
-  _globals['_BACKWARD']._serialized_start=954
-  _globals['_BACKWARD']._serialized_end=1037
-  _globals['_STEPSUMS']._serialized_start=1039
-  _globals['_STEPSUMS']._serialized_end=1131
-  _globals['_STEPEND']._serialized_start=1133
-  _globals['_STEPEND']._serialized_end=1229
-  _globals['_PIPELINE']._serialized_start=1305
-  _globals['_PIPELINE']._serialized_end=1369
+  _globals['_FRAME']._serialized_end=432
+  _globals['_SEATS']._serialized_start=434
+  _globals['_SEATS']._serialized_end=458
+  _globals['_ROUNDOFFER']._serialized_start=461
+  _globals['_ROUNDOFFER']._serialized_end=629
+  _globals['_ROUNDANSWER']._serialized_start=631
+  _globals['_ROUNDANSWER']._serialized_end=699
+  _globals['_ROUNDSTART']._serialized_start=701
+  _globals['_ROUNDSTART']._serialized_end=727
+  _globals['_PLACE']._serialized_start=729
+  _globals['_PLACE']._serialized_end=785
+  _globals['_TENSOR']._serialized_start=787
+  _globals['_TENSOR']._serialized_end=860
+  _globals['_FORWARD']._serialized_start=862
+  _globals['_FORWARD']._serialized_end=988
+  _globals['_BACKWARD']._serialized_start=990
+  _globals['_BACKWARD']._serialized_end=1073
+  _globals['_STEPSUMS']._serialized_start=1075
+  _globals['_STEPSUMS']._serialized_end=1167
+  _globals['_STEPEND']._serialized_start=1169
+  _globals['_STEPEND']._serialized_end=1265
+  _globals['_PIPELINE']._serialized_start=1341
+  _globals['_PIPELINE']._serialized_end=1405
 # @@protoc_insertion_point(module_scope)

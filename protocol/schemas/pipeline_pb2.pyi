@@ -21,7 +21,7 @@ INT8: Format
 INT4: Format
 
 class Frame(_message.Message):
-    __slots__ = ("forward", "backward", "rest", "sums", "end", "seats", "offer", "answer", "start")
+    __slots__ = ("forward", "backward", "rest", "sums", "end", "seats", "offer", "answer", "start", "doubt")
     FORWARD_FIELD_NUMBER: _ClassVar[int]
     BACKWARD_FIELD_NUMBER: _ClassVar[int]
     REST_FIELD_NUMBER: _ClassVar[int]
@@ -31,6 +31,7 @@ class Frame(_message.Message):
     OFFER_FIELD_NUMBER: _ClassVar[int]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
+    DOUBT_FIELD_NUMBER: _ClassVar[int]
     forward: Forward
     backward: Backward
     rest: bytes
@@ -40,7 +41,8 @@ class Frame(_message.Message):
     offer: RoundOffer
     answer: RoundAnswer
     start: RoundStart
-    def __init__(self, forward: _Optional[_Union[Forward, _Mapping]] = ..., backward: _Optional[_Union[Backward, _Mapping]] = ..., rest: _Optional[bytes] = ..., sums: _Optional[_Union[StepSums, _Mapping]] = ..., end: _Optional[_Union[StepEnd, _Mapping]] = ..., seats: _Optional[_Union[Seats, _Mapping]] = ..., offer: _Optional[_Union[RoundOffer, _Mapping]] = ..., answer: _Optional[_Union[RoundAnswer, _Mapping]] = ..., start: _Optional[_Union[RoundStart, _Mapping]] = ...) -> None: ...
+    doubt: Place
+    def __init__(self, forward: _Optional[_Union[Forward, _Mapping]] = ..., backward: _Optional[_Union[Backward, _Mapping]] = ..., rest: _Optional[bytes] = ..., sums: _Optional[_Union[StepSums, _Mapping]] = ..., end: _Optional[_Union[StepEnd, _Mapping]] = ..., seats: _Optional[_Union[Seats, _Mapping]] = ..., offer: _Optional[_Union[RoundOffer, _Mapping]] = ..., answer: _Optional[_Union[RoundAnswer, _Mapping]] = ..., start: _Optional[_Union[RoundStart, _Mapping]] = ..., doubt: _Optional[_Union[Place, _Mapping]] = ...) -> None: ...
 
 class Seats(_message.Message):
     __slots__ = ("members",)

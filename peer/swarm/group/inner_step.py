@@ -27,6 +27,7 @@ from peer.model.number_format import from_bytes, to_bytes
 from peer.network.group import Link
 from peer.optim.inner import clip_factor, place_in_run, stage_clip_factor
 from peer.swarm.group.incoming import Due, Incoming, wait_for_any
+from peer.swarm.group.spot_checks import Received
 from peer.torch_thread import TorchThread
 from protocol.clock import monotonic
 from protocol.codec.frames import (
@@ -102,6 +103,8 @@ class PipelineStage:
     """Microbatches of the step that comes that have gone forward already."""
     batch: Batch | None = None
     """Of the step that comes, where the first stage has read it already."""
+    received: Received | None = None
+    """Keeps some of what comes, for spot checks."""
     seconds: dict[int, float] = field(default_factory=dict)
     """What the passes of each microbatch have taken, by its number in the round, until the step is taken."""
 
@@ -138,12 +141,17 @@ class PipelineStage:
     def compute_forward(self, number: int, tokens: TokenIds, activations: bytes | None) -> bytes | float:
         """On the torch thread: bytes in, bytes out; the loss at the last stage."""
         payload = self._payload(activations, self.rules.activations)
+        if self.received is not None:
+            self.received.forward(number, tokens, payload)
         out = self.trainer.forward(number, torch.from_numpy(tokens), payload)
         return out.item() if self.trainer.last else to_bytes(out)
 
     def compute_backward(self, number: int, gradients: bytes | None) -> bytes | None:
         """On the torch thread: bytes in, bytes out; None at the first stage."""
-        out = self.trainer.backward(number, self._payload(gradients, self.rules.gradients))
+        payload = self._payload(gradients, self.rules.gradients)
+        if self.received is not None:
+            self.received.backward(number, payload)
+        out = self.trainer.backward(number, payload)
         return None if out is None else to_bytes(out)
 
     def _payload(self, data: bytes | None, payload: Payload) -> Tensor | None:

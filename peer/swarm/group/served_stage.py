@@ -6,7 +6,8 @@ answers come back. Whoever finds a neighbour lost hangs up on the other one, too
 are free, and seat themselves anew.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from peer.network.duplex import BreachError
@@ -15,6 +16,7 @@ from peer.swarm.group.agreement import Agreement, SilentError
 from peer.swarm.group.compression import Choice
 from peer.swarm.group.plan import better_group
 from peer.swarm.group.seats import GroupSeats, pause
+from peer.swarm.group.spot_checks import SpotChecks
 from peer.swarm.group.stage_round import LeavingError, RoundText, StageRound
 from peer.swarm.group.stragglers import patience_with
 from peer.swarm.rounds.outer_round import OuterLoop
@@ -208,14 +210,34 @@ class ServedStage:
         """
         here = self.here
         source, last = RoundText(here, self.reader) if self.reader is not None else None, here.steps >= here.goal
-        while not last:
-            taken = await here.step(source)
-            if self.choice is not None:
-                self.choice.note(taken.seconds, taken.sums.passes)
-            last = taken.last
-            if self.outer.leaving and not last:
-                raise LeavingError("this peer leaves")
+        with self._checking() as checks:
+            while not last:
+                taken = await here.step(source)
+                checks.step_taken(here.steps)
+                if self.choice is not None:
+                    self.choice.note(taken.seconds, taken.sums.passes)
+                last = taken.last
+                if self.outer.leaving and not last:
+                    raise LeavingError("this peer leaves")
         here.end_steps()
+
+    @contextmanager
+    def _checking(self) -> Iterator[SpotChecks]:
+        """What the neighbours send in this inner loop is checked now and then."""
+        pipeline = self.here.pipeline
+        assert pipeline is not None
+        assert pipeline.received is not None
+        neighbours = pipeline.upstream, pipeline.downstream
+        checks = SpotChecks(self.outer, pipeline.received, self.here.round, *neighbours, self._part, self.seats.tasks)
+        try:
+            yield checks
+        finally:
+            checks.end()
+
+    def _part(self, error: BreachError) -> None:
+        """Part from a neighbour in the midst of an inner step: do not talk to it for a while."""
+        self._dismiss(error)
+        self.seats.hang_up(str(error))
 
     def _watch(self, seconds: float) -> None:
         """The inner step in flight has lasted so long: too long, if a neighbour is waited for."""
@@ -224,9 +246,7 @@ class ServedStage:
             return
         side = len(self.seats.behind) if waits_for is self.seats.downstream else self.here.trainer.index
         if seconds >= patience_with(self.here.pace.bound_in(self.offer.patience), side):
-            error = waits_for.breach(f"held its group up: an inner step has not ended in {seconds:.0f} s")
-            self._dismiss(error)
-            self.seats.hang_up(str(error))
+            self._part(waits_for.breach(f"held its group up: an inner step has not ended in {seconds:.0f} s"))
 
     async def _end_round(self) -> None:
         """Contribute, finish the round, and see whether groups change members."""

@@ -14,6 +14,7 @@ from peer.network.receipt_exchange import Earned
 from peer.swarm import waits
 from peer.swarm.group.handover import Handover
 from peer.swarm.group.inner_step import PipelineStage, Source, StepTaken
+from peer.swarm.group.spot_checks import Received
 from peer.swarm.group.stragglers import StepPace
 from peer.swarm.rounds.catch_up import agree
 from peer.swarm.rounds.outer_round import OuterLoop
@@ -116,6 +117,7 @@ class StageRound:
             split=self.split_backward,
             depth=self.depth,
             goal=self.goal,
+            received=Received(manifest.at(self.compression), stage),
         )
 
     @property

@@ -1,0 +1,89 @@
+"""A microbatch computed again from the outer state, as a group of volunteers would compute it at the beginning of the
+round, and how like that is what a stage received (`protocol/codec/spot_check.py`)."""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from peer.compute.design import design
+from peer.compute.evaluation import Evaluator
+from peer.compute.trainer import GridView
+from peer.model.number_format import NumberFormat, number_format
+from protocol.codec.spot_check import PayloadSample, ReceivedPass, likeness, places
+from protocol.identity import Part
+
+PASSES_KEPT = 4
+"""Microbatches whose payloads are kept: when one is doubted, all stages of a group ask about it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Payloads:
+    """What crosses each boundary of a microbatch, by the stage before the boundary, as it goes over the wire."""
+
+    activations: list[Tensor]
+    gradients: list[Tensor]
+
+
+@dataclass(slots=True)
+class Recomputation:
+    """Computes microbatches again, with an evaluator's stages. The last few are kept."""
+
+    evaluator: Evaluator
+    kept: OrderedDict[tuple[int, int, bytes], Payloads] = field(default_factory=OrderedDict)
+
+    def likenesses(self, grids: Mapping[Part, GridView], asked: ReceivedPass) -> tuple[float, float]:
+        """How like the activations and the gradients are that a stage received, as cosines; `grids` are the outer state
+        of the round. 0 where the stage has no such neighbour."""
+        key = asked.round, asked.compression, asked.tokens.tobytes()
+        if key not in self.kept:
+            self.kept[key] = self.compute(grids, torch.from_numpy(asked.tokens), asked.compression)
+            if len(self.kept) > PASSES_KEPT:
+                self.kept.popitem(last=False)
+        payloads, manifest = self.kept[key], self.evaluator.manifest.at(asked.compression)
+        forward, backward = (number_format(wire, manifest.k) for wire in manifest.replicas.wires)
+
+        def compared(came: PayloadSample, sent: Tensor, numbers: NumberFormat) -> float:
+            return likeness(came, sample(numbers.unpack(sent), asked.seed).cpu().numpy())
+
+        first, last = asked.stage == 0, asked.stage == len(self.evaluator.stages) - 1
+        return (
+            0.0 if first else compared(asked.activations, payloads.activations[asked.stage - 1], forward),
+            0.0 if last else compared(asked.gradients, payloads.gradients[asked.stage], backward),
+        )
+
+    def compute(self, grids: Mapping[Part, GridView], tokens_BM: Tensor, compression: int) -> Payloads:
+        """What a group at d / k = `compression` would send of a microbatch [b, L + 1] with the weights of `grids`. One
+        stage's activations are in memory at a time, for which each stage is run forward twice."""
+        evaluator = self.evaluator
+        manifest, device, stages = evaluator.manifest.at(compression), evaluator.device, evaluator.stages
+        te_VD = evaluator.load(grids)
+        tokens_BM = tokens_BM.to(device)
+        tokens_BL = tokens_BM[:, :-1]
+        x_BLD = te_VD[tokens_BL]
+        boundaries = design(manifest, "group", evaluator.basis_DD, device).boundaries(te_VD)  # which uses TE up
+        entered = [x_BLD]
+        activations: list[Tensor] = []
+        with torch.no_grad():
+            for index, stage in enumerate(stages[:-1]):
+                activations.append(boundaries(index).encode(stage(entered[index], tokens_BL), tokens_BL))
+                entered.append(boundaries(index).decode(activations[index], tokens_BL))
+        gradients: list[Tensor] = []
+        came: Tensor | None = None
+        for index in reversed(range(1, len(stages))):
+            x_BLD = entered.pop().requires_grad_()
+            out = stages[index](x_BLD, tokens_BL)
+            if came is None:
+                out = stages[-1].lm_head(out, tokens_BM[:, 1:]) / manifest.inner.microbatches
+            (gradient,) = torch.autograd.grad(out, x_BLD, came)
+            gradients.insert(0, boundaries(index - 1).encode_gradient(gradient))
+            came = boundaries(index - 1).decode_gradient(gradients[0])
+        return Payloads(activations, gradients)
+
+
+def sample(values: Tensor, seed: int) -> Tensor:
+    """The numbers of a payload at the places of a seed (`protocol.codec.spot_check.places`): float32, on its device."""
+    at = torch.from_numpy(places(seed, values.numel())).to(values.device)
+    return values.flatten()[at].float()

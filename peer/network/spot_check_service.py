@@ -1,0 +1,112 @@
+"""Spot checks over the network: a stage asks, and an observer that audits computes again what the stage received."""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import Any
+
+from peer.network.attested import Attested
+from peer.network.contacts import Contacts
+from peer.network.gossip import Reconciler
+from peer.network.gossip_policy import some
+from protocol.clock import monotonic
+from protocol.codec.spot_check import ReceivedPass, pack_question, unpack_question
+from protocol.errors import FormatError, HetpeerError
+from protocol.identity import PeerId
+from protocol.limits import (
+    CALL_SECONDS,
+    SPOT_CHECK_SAVED_SECONDS,
+    SPOT_CHECK_SHARE,
+    SPOT_CHECKS_OF_ONE,
+    SPOT_CHECKS_WAIT,
+)
+from protocol.manifest import Manifest
+from protocol.net.allowances import Places, TokenBucket
+from protocol.net.channels import caller, handshake, refuse, require_manifest
+from protocol.schemas import spot_checks_pb2 as pb
+from protocol.schemas import spot_checks_pb2_grpc
+from protocol.trust.attestations import read_grant
+from protocol.trust.records import PeerRecord
+
+OBSERVERS_ASKED = 4
+"""While it is not known which observer is the operator's, so many are tried."""
+
+SpotCheck = Callable[[ReceivedPass], Awaitable[tuple[float, float]]]
+"""Has the likenesses of the activations and the gradients of a pass of the round in hand."""
+
+
+@dataclass(slots=True)
+class SpotCheckService(spot_checks_pb2_grpc.SpotChecksServicer):
+    """The service of the operator's own observer. What it computes for others takes a share of its time: it refuses
+    more than that, and more than `SPOT_CHECKS_OF_ONE` for one peer in a round."""
+
+    manifest: Manifest
+    attested: Attested
+    check: SpotCheck | None = None
+    """None: this peer does not audit, or not yet."""
+    clock: Callable[[], int] = lambda: 0
+    """Tells the round in hand."""
+    time: TokenBucket = field(default_factory=lambda: TokenBucket(SPOT_CHECK_SHARE, SPOT_CHECK_SAVED_SECONDS))
+    waiting: Places[PeerId] = field(default_factory=lambda: Places(1, SPOT_CHECKS_WAIT, 0))
+    asked: Counter[PeerId] = field(default_factory=Counter)
+    """The checks that each peer has had in the round `round`."""
+    round: int = 0
+    one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def Check(self, request: pb.SpotCheckQuestion, context: Any) -> pb.SpotCheckAnswer:
+        await require_manifest(context, self.manifest)
+        try:
+            asked = unpack_question(request, self.manifest)
+        except FormatError as error:
+            await refuse(context, str(error))
+        who, check = caller(context).peer, self.check
+        if check is None or not self.attested.granted:
+            await refuse(context, "this peer does not audit for the operator")
+        if self.time.left(monotonic()) <= 0:
+            await refuse(context, "as much has been checked as there is time for")
+        if asked.round != (now := self.clock()):
+            await refuse(context, f"this peer is at round {now}")
+        if now != self.round:
+            self.round, self.asked = now, Counter()
+        if self.asked[who] >= SPOT_CHECKS_OF_ONE:
+            await refuse(context, f"{SPOT_CHECKS_OF_ONE} spot checks of a round are checked for one peer")
+        if not self.waiting.take(who):
+            await refuse(context, "others wait for spot checks")
+        self.asked[who] += 1
+        try:
+            async with self.one_at_a_time:
+                begun = monotonic()
+                activations, gradients = await check(asked)
+                self.time.take(monotonic() - begun, monotonic())
+        finally:
+            self.waiting.give_back(who)
+        return pb.SpotCheckAnswer(activations=activations, gradients=gradients, granted=self.attested.granted)
+
+
+async def ask(asked: ReceivedPass, reconciler: Reconciler) -> tuple[float, float] | None:
+    """Ask the operator's own observer how like the activations and the gradients of a pass are. None: it does not
+    answer, or nobody here can show that it is the operator's."""
+    records, attested = reconciler.discovery.records, reconciler.attested
+    known = attested.newest.attester if attested.round and attested.newest is not None else None
+    observers = [record for record in records.values() if record.role == "observer" and known in (None, record.peer_id)]
+    for record in some(observers, OBSERVERS_ASKED, random):
+        try:
+            answer = await _ask(record, asked, reconciler.contacts)
+            if read_grant(answer.granted, attested.signer.authority) == record.peer_id:
+                return (
+                    (answer.activations, answer.gradients) if isfinite(answer.activations + answer.gradients) else None
+                )
+        except (HetpeerError, TimeoutError):
+            continue
+    return None
+
+
+async def _ask(observer: PeerRecord, asked: ReceivedPass, contacts: Contacts) -> pb.SpotCheckAnswer:
+    async with asyncio.timeout(CALL_SECONDS), contacts.to(observer) as channel:
+        stub = spot_checks_pb2_grpc.SpotChecksStub(channel)
+        metadata = handshake(contacts.manifest)
+        answer: pb.SpotCheckAnswer = await stub.Check(pack_question(asked), metadata=metadata, timeout=CALL_SECONDS)
+        return answer

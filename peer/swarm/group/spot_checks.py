@@ -1,0 +1,251 @@
+"""A stage's spot checks of what its neighbours send it.
+
+In each round it keeps some numbers of every payload, at places that it draws and tells nobody, and now and then has the
+operator's observer compute a random microbatch again from the outer state. If what came is nothing like that, and
+others of the same step are, it doubts the microbatch and has all of the group check these. Then whoever received what
+was false first, in the order of passes, hangs up on its sender before anybody else does; so the others know that the
+group is broken before they would blame somebody who passed on what it was sent.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from peer.compute.recomputation import sample
+from peer.model.number_format import number_format
+from peer.network.duplex import BreachError
+from peer.network.group import Link
+from peer.network.spot_check_service import ask
+from peer.swarm.group import likenesses
+from peer.swarm.rounds.outer_round import OuterLoop
+from protocol.clock import monotonic
+from protocol.codec.frames import FramePosition, pack_doubt
+from protocol.codec.spot_check import NOTHING, ReceivedPass
+from protocol.manifest import Manifest
+from protocol.schemas import pipeline_pb2 as pb
+
+PASSES_KEPT = 512
+"""Microbatches of which samples and token ids are kept: 32 KiB each with 2 × 1,024 tokens."""
+
+DOUBTS = 16
+"""Microbatches that are checked in a round because others of the group asked for it."""
+
+LOOKED_INTO = 4
+"""Suspicious payloads of a round for which a stage checks others of their step."""
+
+LEAST_SECONDS = 5.0
+ANSWERS = 8
+"""Between the place of one false payload and the next, in the order of passes, whoever receives them waits so many
+times as long as the slowest answer took, and at least so long: in that time all have heard of a doubt, and checked what
+it names."""
+
+
+@dataclass(slots=True)
+class PassInHand:
+    """What has come of one microbatch: its token ids [b, L + 1], and samples, on the stage's device."""
+
+    tokens: npt.NDArray[np.int64]
+    activations: Tensor | None = None
+    gradients: Tensor | None = None
+
+
+@dataclass(slots=True)
+class Received:
+    """Samples of what a stage has received in a round, by the number of the microbatch in it; of the last
+    `PASSES_KEPT`. Its methods are for the torch thread. `manifest` has the d / k of the group's frames."""
+
+    manifest: Manifest
+    stage: int
+    passes: dict[int, PassInHand] = field(default_factory=dict)
+    seed: int = field(default_factory=lambda: random.getrandbits(64))
+    """Of the places: nobody may know it before this stage asks."""
+
+    def forward(self, number: int, tokens: npt.NDArray[np.int64], activations: Tensor | None) -> None:
+        """Keep some of what came forward; `activations` are None at the first stage."""
+        self.passes[number] = PassInHand(tokens, self._sample(activations, backward=False))
+        if len(self.passes) > PASSES_KEPT:
+            del self.passes[next(iter(self.passes))]
+
+    def backward(self, number: int, gradients: Tensor | None) -> None:
+        """Keep some of what came back; None at the last stage."""
+        if number in self.passes:
+            self.passes[number].gradients = self._sample(gradients, backward=True)
+
+    def read(self, round: int, number: int) -> ReceivedPass | None:
+        """What to ask about a microbatch; None: it has not come in both directions, or is not kept any more."""
+        kept, last = self.passes.get(number), self.stage == self.manifest.replicas.stages - 1
+        if kept is None or (kept.activations is None and self.stage) or (kept.gradients is None and not last):
+            return None
+        compression = self.manifest.compressions[0]
+        both = (NOTHING if each is None else each.cpu().numpy() for each in (kept.activations, kept.gradients))
+        return ReceivedPass(round, self.stage, compression, kept.tokens, self.seed, *both)
+
+    def _sample(self, payload: Tensor | None, backward: bool) -> Tensor | None:
+        if payload is None:
+            return None
+        wire = self.manifest.replicas.wires[backward]
+        return sample(number_format(wire, self.manifest.k).unpack(payload), self.seed)
+
+
+@dataclass(slots=True)
+class SpotChecks:
+    """The spot checks of one stage in one inner loop of a group. `accuse` takes whoever sent something false out of
+    it."""
+
+    outer: OuterLoop
+    received: Received
+    round: int
+    upstream: Link | None
+    downstream: Link | None
+    accuse: Callable[[BreachError], None]
+    tasks: asyncio.TaskGroup
+    activations: dict[int, float] = field(default_factory=dict)
+    """Likenesses of what came from the stage before, by microbatch."""
+    gradients: dict[int, float] = field(default_factory=dict)
+    """Likenesses of what came from the stage behind, where they are judged."""
+    doubted: set[int] = field(default_factory=set)
+    """The microbatches that some stage of the group has asked all to check."""
+    heard: int = 0
+    """How many of these this stage has heard of from others."""
+    looked_into: int = 0
+    accusing: int | None = None
+    """The rank of the payload whose sender is to be accused."""
+    slowest: float = 0.0
+    """The seconds that the slowest answer took."""
+    answered: bool = True
+    """Whether the last question was answered; if not, no more microbatches are drawn in this inner loop."""
+    over: bool = False
+    one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def __post_init__(self) -> None:
+        """Hear of others' doubts from now on."""
+        for link in self._links:
+            link.aside = partial(self._hear, link)
+
+    @property
+    def _links(self) -> list[Link]:
+        return [each for each in (self.upstream, self.downstream) if each is not None]
+
+    @property
+    def _n(self) -> int:
+        return self.outer.manifest.inner.microbatches
+
+    @property
+    def _sides(self) -> tuple[tuple[bool, Link | None, dict[int, float]], ...]:
+        """Of each neighbour: whether what it sends goes backward, the link, and the likenesses of what came."""
+        return (False, self.upstream, self.activations), (True, self.downstream, self.gradients)
+
+    def end(self) -> None:
+        """The inner loop is over, or the group is: nobody is accused any more."""
+        self.over = True
+
+    def step_taken(self, steps: int) -> None:
+        """So many inner steps of the round are behind this stage: check a microbatch of one of them, now and then."""
+        due = likenesses.checks_in_a_step(self.outer.manifest)
+        here = [number for number in list(self.received.passes) if number < steps * self._n]
+        for _ in range(int(due) + (random.random() < due % 1)) if self.answered and here else ():
+            self.tasks.create_task(self._look(random.choice(here)))
+
+    async def _look(self, number: int) -> None:
+        """Check a microbatch, and if it is suspicious others of its step; and see whether somebody sent what is
+        false."""
+        await self._check(number)
+        if self._is_suspicious(number) and number not in self.doubted and self.looked_into < LOOKED_INTO:
+            self.looked_into += 1
+            for other in self._compared_with(number):
+                await self._check(other)
+        self._judge()
+
+    def _compared_with(self, number: int) -> list[int]:
+        """The microbatches of the same step that show how like payloads of it usually are."""
+        if likenesses.is_first_exact(self.outer.manifest) and number < self._n:
+            return []
+        return likenesses.others_of_step(number, self._n)[: likenesses.ENOUGH]
+
+    def _is_suspicious(self, number: int) -> bool:
+        exact = likenesses.is_first_exact(self.outer.manifest)
+        return any(
+            number in seen and likenesses.is_suspicious(number, self._n, seen, exact) for *_, seen in self._sides
+        )
+
+    async def _check(self, number: int) -> None:
+        """Have a microbatch computed again, if it was not yet, and note how like what came of it is."""
+        if any(number in seen for *_, seen in self._sides) or (answer := await self._ask(number)) is None:
+            return
+        if self.upstream is not None:
+            self.activations[number] = answer[0]
+        if self.downstream is not None and likenesses.judges_gradients(self.outer.manifest):
+            self.gradients[number] = answer[1]
+
+    async def _ask(self, number: int) -> tuple[float, float] | None:
+        """How like the activations and the gradients of a microbatch are; None: nobody says, or it is too late."""
+        async with self.one_at_a_time:
+            asked = await self.outer.followed.torch_thread.run(self.received.read, self.round, number)
+            if self.over or asked is None:
+                return None
+            begun = monotonic()
+            answer = await ask(asked, self.outer.reconciler)
+            self.answered, self.slowest = answer is not None, max(self.slowest, monotonic() - begun)
+            return answer
+
+    def _judge(self) -> None:
+        """Doubt what is false, and accuse the sender of what came first in the order of passes."""
+        found: list[tuple[int, bool, int]] = []
+        stage, manifest = self.received.stage, self.outer.manifest
+        exact = likenesses.is_first_exact(manifest)
+        for backward, _, seen in self._sides:
+            place = likenesses.rank(stage, manifest.replicas.stages, backward)
+            false = [each for each in seen if likenesses.is_false(each, self._n, seen, exact, each in self.doubted)]
+            found += [(place, backward, number) for number in false]
+        for number in {number for *_, number in found} - self.doubted:
+            self._tell([*self._compared_with(number), number])
+        if found and (self.accusing is None or min(found)[0] < self.accusing):
+            self.accusing = min(found)[0]
+            self.tasks.create_task(self._account(*min(found)))
+
+    async def _account(self, place: int, backward: bool, number: int) -> None:
+        """Hold the sender of a false payload to account, if nobody has who received something false before."""
+        await asyncio.sleep(place * max(LEAST_SECONDS, ANSWERS * self.slowest))
+        _, link, seen = self._sides[backward]
+        if place and await self._ask(number) is None:
+            return  # neither could the others have checked it by now
+        if self.over or self.accusing != place or link is None:
+            return
+        middle = likenesses.usual(number, self._n, seen)
+        beside = "" if middle is None else f", others of the step {middle:.2f}"
+        what = "gradients" if backward else "activations"
+        like = f"{seen[number]:.2f} like what the outer state makes of them{beside}"
+        self.accuse(link.breach(f"sent false {what} of {self._position(number)}: {like}"))
+
+    def _position(self, number: int) -> FramePosition:
+        step, microbatch = divmod(number, self._n)
+        return FramePosition(self.round, step, microbatch)
+
+    # Doubts
+
+    def _tell(self, numbers: list[int], but: Link | None = None) -> None:
+        """Ask the others of the group to check these microbatches, too; `but` who said so."""
+        for number in numbers:
+            self.doubted.add(number)
+            for link in self._links:
+                if link is not but:
+                    link.send(pack_doubt(self._position(number)))
+
+    def _hear(self, link: Link, message: pb.Frame) -> bool:
+        """Take a doubt that a neighbour tells or passes on. Returns whether the message is one."""
+        if not message.HasField("doubt"):
+            return False
+        place, n = message.doubt, self._n
+        number = place.step * n + place.microbatch
+        known = place.round != self.round or place.microbatch >= n or number in self.doubted
+        if not (self.over or known) and self.heard < DOUBTS:
+            self.heard += 1
+            self._tell([number], but=link)
+            self.tasks.create_task(self._look(number))
+        return True

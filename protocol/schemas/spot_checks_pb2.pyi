@@ -1,0 +1,33 @@
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Optional as _Optional
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class SpotCheckQuestion(_message.Message):
+    __slots__ = ("round", "stage", "compression", "tokens", "seed", "activations", "gradients")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    COMPRESSION_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    ACTIVATIONS_FIELD_NUMBER: _ClassVar[int]
+    GRADIENTS_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    stage: int
+    compression: int
+    tokens: bytes
+    seed: int
+    activations: bytes
+    gradients: bytes
+    def __init__(self, round: _Optional[int] = ..., stage: _Optional[int] = ..., compression: _Optional[int] = ..., tokens: _Optional[bytes] = ..., seed: _Optional[int] = ..., activations: _Optional[bytes] = ..., gradients: _Optional[bytes] = ...) -> None: ...
+
+class SpotCheckAnswer(_message.Message):
+    __slots__ = ("activations", "gradients", "granted")
+    ACTIVATIONS_FIELD_NUMBER: _ClassVar[int]
+    GRADIENTS_FIELD_NUMBER: _ClassVar[int]
+    GRANTED_FIELD_NUMBER: _ClassVar[int]
+    activations: float
+    gradients: float
+    granted: bytes
+    def __init__(self, activations: _Optional[float] = ..., gradients: _Optional[float] = ..., granted: _Optional[bytes] = ...) -> None: ...

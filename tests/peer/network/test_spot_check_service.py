@@ -1,0 +1,128 @@
+"""What an observer does for others is bounded: by peer, by round, by time."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from peer.network import spot_check_service
+from peer.network.spot_check_service import SpotCheckService
+from protocol.codec.spot_check import NOTHING, SAMPLED, ReceivedPass, pack_question
+from protocol.identity import PeerId
+from protocol.limits import SPOT_CHECK_SAVED_SECONDS, SPOT_CHECKS_OF_ONE, SPOT_CHECKS_WAIT
+from protocol.schemas import spot_checks_pb2 as pb
+from tests.reference.small_manifest import small_manifest
+
+MANIFEST = small_manifest(outer={"rounds": 5})
+
+
+class RefusedCall(Exception):
+    """What a refusal is to a handler."""
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time, to be set."""
+
+    async def refuse(context: Any, reason: str) -> None:
+        raise RefusedCall(reason)
+
+    async def same_run(context: Any, manifest: Any) -> None:
+        return
+
+    now = [1000.0]
+    monkeypatch.setattr(spot_check_service, "refuse", refuse)
+    monkeypatch.setattr(spot_check_service, "require_manifest", same_run)
+    monkeypatch.setattr(spot_check_service, "caller", lambda context: SimpleNamespace(peer=context))
+    monkeypatch.setattr(spot_check_service, "monotonic", lambda: now[0])
+    return now
+
+
+def service(granted: bytes = b"the operator's word") -> SpotCheckService:
+    attested: Any = SimpleNamespace(granted=granted)
+
+    async def check(asked: ReceivedPass) -> tuple[float, float]:
+        return 0.0, asked.round / 10
+
+    return SpotCheckService(MANIFEST, attested, check, lambda: 3)
+
+
+def question(round: int = 3) -> pb.SpotCheckQuestion:
+    tokens = np.zeros((MANIFEST.inner.microbatch, MANIFEST.model.context + 1), np.int64)
+    return pack_question(ReceivedPass(round, 0, 4, tokens, 1, NOTHING, np.ones(SAMPLED, np.float32)))
+
+
+def ask(asked: SpotCheckService, peer: str = "one", round: int = 3) -> pb.SpotCheckAnswer:
+    return asyncio.run(asked.Check(question(round), PeerId(peer)))
+
+
+def test_it_answers_about_the_round_in_hand(now: list[float]):
+    here = service()
+    answer = ask(here)
+    assert (answer.activations, answer.gradients, answer.granted) == (0.0, 0.3, b"the operator's word")
+    for round in (2, 4, 6):
+        with pytest.raises(RefusedCall, match="round"):
+            ask(here, round=round)
+
+
+def test_only_an_observer_of_the_operators_that_audits_answers(now: list[float]):
+    with pytest.raises(RefusedCall, match="does not audit"):
+        ask(service(granted=b""))
+    idle = service()
+    idle.check = None
+    with pytest.raises(RefusedCall, match="does not audit"):
+        ask(idle)
+
+
+def test_one_peer_has_so_many_checks_in_a_round(now: list[float]):
+    here = service()
+    for _ in range(SPOT_CHECKS_OF_ONE):
+        ask(here)
+    with pytest.raises(RefusedCall, match="one peer"):
+        ask(here)
+    ask(here, peer="another")
+    here.clock = lambda: 4
+    ask(here, round=4)
+
+
+def test_it_spends_a_share_of_its_time(now: list[float]):
+    here = service()
+
+    async def slow(asked: ReceivedPass) -> tuple[float, float]:
+        now[0] += SPOT_CHECK_SAVED_SECONDS
+        return 0.0, 0.0
+
+    here.check = slow
+    ask(here)
+    with pytest.raises(RefusedCall, match="time"):
+        ask(here, "another")
+    now[0] += 2 * SPOT_CHECK_SAVED_SECONDS
+    ask(here, "later")
+
+
+def test_so_many_wait_and_one_of_a_peer(now: list[float]):
+    here, goes_on = service(), asyncio.Event()
+
+    async def wait(asked: ReceivedPass) -> tuple[float, float]:
+        await goes_on.wait()
+        return 0.0, 0.0
+
+    here.check = wait
+
+    async def ask_at_once() -> None:
+        names = [str(each) for each in range(SPOT_CHECKS_WAIT + 1)]
+        asking = [asyncio.create_task(here.Check(question(), PeerId(each))) for each in ("0", *names)]
+        await asyncio.sleep(0)
+        goes_on.set()
+        ended = await asyncio.gather(*asking, return_exceptions=True)
+        assert [isinstance(each, RefusedCall) for each in ended] == [
+            False,
+            True,
+            *[False] * (SPOT_CHECKS_WAIT - 1),
+            True,
+        ]
+
+    asyncio.run(ask_at_once())
+    assert here.waiting.total == 0

@@ -1,0 +1,85 @@
+"""What a stage asks the operator's observer about a pass: there and back, and what is refused."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from protocol.codec.frames import LARGEST
+from protocol.codec.spot_check import (
+    NOTHING,
+    SAMPLED,
+    ReceivedPass,
+    likeness,
+    pack_question,
+    places,
+    unpack_question,
+)
+from protocol.errors import FormatError
+from tests.reference.small_manifest import small_manifest
+
+MANIFEST = small_manifest(
+    replicas={"stages": 3, "compression": "auto"}, outer={"rounds": 9}, model={"layers": 3, "d": 128}
+)
+STAGES, SEQUENCES, CONTEXT = 3, MANIFEST.inner.microbatch, MANIFEST.model.context
+
+
+def received(stage: int) -> ReceivedPass:
+    chance = np.random.default_rng(stage)
+    numbers = [chance.normal(size=SAMPLED).astype(np.float32) for _ in range(2)]
+    tokens = chance.integers(0, MANIFEST.model.vocabulary, (SEQUENCES, CONTEXT + 1))
+    came = (numbers[0] if stage else NOTHING, numbers[1] if stage < STAGES - 1 else NOTHING)
+    return ReceivedPass(9, stage, MANIFEST.compressions[-1], tokens, 2**64 - 1, *came)
+
+
+@pytest.mark.parametrize("stage", range(STAGES))
+def test_what_is_asked_is_what_was_received(stage: int):
+    asked = received(stage)
+    read = unpack_question(pack_question(asked), MANIFEST)
+    assert (read.round, read.stage, read.compression, read.seed) == (9, stage, asked.compression, asked.seed)
+    assert np.array_equal(read.tokens, asked.tokens)
+    assert np.array_equal(read.activations, asked.activations)
+    assert np.array_equal(read.gradients, asked.gradients)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"round": 0},
+        {"round": 10},
+        {"stage": STAGES},
+        {"stage": 0},
+        {"stage": STAGES - 1},
+        {"compression": 3},
+        {"tokens": np.zeros((SEQUENCES, CONTEXT), np.int64)},
+        {"tokens": np.full((SEQUENCES, CONTEXT + 1), MANIFEST.model.vocabulary)},
+        {"activations": NOTHING},
+        {"gradients": np.zeros(SAMPLED + 1, np.float32)},
+        {"activations": np.full(SAMPLED, np.nan, np.float32)},
+        {"gradients": np.full(SAMPLED, 2 * LARGEST, np.float32)},
+    ],
+    ids=str,
+)
+def test_what_no_stage_received_is_refused(wrong: dict[str, Any]):
+    with pytest.raises(FormatError):
+        unpack_question(pack_question(replace(received(1), **wrong)), MANIFEST)
+
+
+def test_places_are_the_same_everywhere():
+    """Asker and observer may have other versions of NumPy."""
+    assert places(7, 1000)[:4].tolist() == [272, 210, 311, 820]
+    assert places(7, 1000).tolist() != places(8, 1000).tolist()
+    drawn = places(2**64 - 1, 64)
+    assert len(drawn) == SAMPLED
+    assert set(drawn.tolist()) == set(range(64))
+
+
+def test_likeness_is_the_cosine():
+    chance = np.random.default_rng(1)
+    one, other = (chance.normal(size=SAMPLED).astype(np.float32) for _ in range(2))
+    assert likeness(one, 3 * one) == pytest.approx(1)
+    assert likeness(one, -one) == pytest.approx(-1)
+    assert abs(likeness(one, other)) < 0.1
+    assert likeness(one, np.zeros(SAMPLED, np.float32)) == 0.0
+    assert np.isfinite(likeness(np.full(SAMPLED, LARGEST, np.float32), one))

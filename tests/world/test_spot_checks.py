@@ -1,0 +1,98 @@
+"""A volunteer that makes up some of what it sends: who received it first finds it by spot checks and hangs up, and
+nobody else is blamed. In virtual time, at each stage of a group, with the operator's own observer."""
+
+from typing import Any
+
+import pytest
+
+from peer.compute.recomputation import Recomputation
+from peer.lab.false_payloads import falsify
+from peer.swarm.group import likenesses
+from peer.swarm.group.stage_round import StageRound
+from peer.telemetry.events import GroupFormed, RoundDone
+from peer.telemetry.group_decisions import Dismissed
+from protocol.trust.attestations import GRANTED, grant
+from protocol.trust.keys import load_or_create
+from protocol.trust.membership_card import Authority
+from tests.world import test_cases
+from tests.world.test_cases import MakeWorld, join, told
+from tests.world.world import World
+
+world = test_cases.world
+
+STAGES, HONEST_ROUNDS, ROUNDS = 4, 2, 6
+SPEED = 8.0
+"""Of machines, in times that a pass takes: a round lasts for as long as it takes to hear who is to blame."""
+
+TABLES: dict[str, dict[str, Any]] = {
+    "model": {"d": 32, "layers": STAGES, "heads": 2, "kv_heads": 2, "ffn": 48, "vocabulary": 300, "context": 32},
+    "replicas": {"groups": 1, "stages": STAGES, "datacenters": 0, "compression": 2},
+    "inner": {"steps": 10, "sequences": 12, "microbatch": 2, "optimizer": "muon", "overlap": 1},
+    "outer": {"rounds": ROUNDS},
+}
+
+
+def join_auditor(run: World) -> Any:
+    """The operator's own observer, which audits: its folder has the operator's word."""
+    observer = run.add("observer", "observer")
+    observer.audits = True
+    authority = Authority(run.descriptor.run_id, run.descriptor.operator)
+    word = grant(load_or_create(run.owners["node"].folder), authority, load_or_create(observer.folder).peer_id)
+    (observer.folder / GRANTED).write_bytes(word)
+    run.start(observer)
+    return observer
+
+
+@pytest.fixture
+def checked(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The likenesses that the observer has found; checks are as many as in a round of many microbatches."""
+    monkeypatch.setattr(likenesses, "CHECKS_SHARE", 1.0)
+    found, true = list[float](), Recomputation.likenesses
+
+    def noted(self: Recomputation, grids: Any, asked: Any) -> tuple[float, float]:
+        both = true(self, grids, asked)
+        found.extend(each for each in both if each)
+        return both
+
+    monkeypatch.setattr(Recomputation, "likenesses", noted)
+    return found
+
+
+@pytest.mark.parametrize("stage", range(STAGES))
+def test_who_makes_up_payloads_is_found_by_who_received_one_first(
+    world: MakeWorld, monkeypatch: pytest.MonkeyPatch, checked: list[float], stage: int
+):
+    trainers, honest = dict[int, Any](), StageRound.load
+
+    async def lie(self: StageRound, round: int, *more: Any) -> None:
+        await honest(self, round, *more)
+        liar = trainers.setdefault(self.trainer.index, self.trainer)  # who takes its seat later has another
+        if self.trainer is liar and liar.index == stage and round > HONEST_ROUNDS:
+            falsify(self.trainer, "made-up", (round, self.steps))
+
+    monkeypatch.setattr(StageRound, "load", lie)
+    run = world(**TABLES)
+    observer = join_auditor(run)
+    group = [join(run, f"stage-{each}", "volunteer", each, speed=SPEED) for each in range(STAGES)]
+    assert run.run_until(lambda: all(told(each, GroupFormed) for each in group), 60)
+    liar, others = group[stage], [each for each in group if each is not group[stage]]
+    assert run.run_until(lambda: any(told(each, Dismissed) for each in group), 3600)
+    (accused,) = [(each, event) for each in group for event in told(each, Dismissed)]
+    accuser, event = accused
+    (joined,) = {event.peer_id for event in told(liar, test_cases.Joined)}
+    assert event.peer == joined
+    assert abs(group.index(accuser) - stage) == 1
+    assert HONEST_ROUNDS < event.round <= HONEST_ROUNDS + 3
+    assert "sent false" in event.reason
+    assert others
+    assert observer.process is not None
+
+
+def test_nobody_is_blamed_where_all_are_honest(world: MakeWorld, checked: list[float]):
+    run = world(**TABLES)
+    observer = join_auditor(run)
+    group = [join(run, f"stage-{each}", "volunteer", each, speed=SPEED) for each in range(STAGES)]
+    assert run.run_until(lambda: all(each.process is None for each in (*group, observer)), 3600)
+    assert all(told(each, RoundDone, lambda event: event.round == ROUNDS) for each in group)
+    assert len(checked) > 2 * STAGES * ROUNDS
+    assert not any(told(each, Dismissed) for each in group)
