@@ -83,7 +83,11 @@ class Recomputation:
         return Payloads(activations, gradients)
 
 
+def places_in(values: Tensor, seed: int) -> Tensor:
+    """The places of a seed in a payload of this size (`protocol.codec.spot_check.places`), on its device."""
+    return torch.from_numpy(places(seed, values.numel())).to(values.device)
+
+
 def sample(values: Tensor, seed: int) -> Tensor:
-    """The numbers of a payload at the places of a seed (`protocol.codec.spot_check.places`): float32, on its device."""
-    at = torch.from_numpy(places(seed, values.numel())).to(values.device)
-    return values.flatten()[at].float()
+    """The numbers of a payload at the places of a seed: float32, on its device."""
+    return values.flatten()[places_in(values, seed)].float()

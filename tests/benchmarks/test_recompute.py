@@ -1,7 +1,5 @@
 """The benchmark of payloads that are computed again, where what it must come to can be told beforehand."""
 
-import pytest
-
 from benchmarks import recompute
 from bootstrap.genesis import load_run
 from protocol.manifest import Manifest
@@ -9,23 +7,33 @@ from tests.reference.small_manifest import small_manifest
 from tests.world.runs import files_of
 
 
-def manifest() -> Manifest:
+def manifest(rate: float) -> Manifest:
     return small_manifest(
-        model={"layers": 3},
-        replicas={"groups": 2, "datacenters": 0, "stages": 3, "compression": 4},
-        inner={"steps": 3, "learning_rate": 0.05, "warmup": 1},
+        model={"layers": 4, "d": 32, "context": 64},
+        replicas={"groups": 2, "datacenters": 0, "stages": recompute.STAGES, "compression": 2},
+        inner={"steps": 3, "sequences": 8, "optimizer": "muon", "learning_rate": rate, "warmup": 1},
         outer={"rounds": 2},
     )
 
 
-def test_payloads_are_those_of_the_rounds_first_weights_until_these_change():
-    run = manifest()
+def test_while_weights_hardly_move_true_payloads_are_told_from_made_up_ones():
+    run = manifest(2e-3)
     rows = recompute.train(load_run(files_of(run)), files_of(run))
-    assert {(row.round, row.direction) for row in rows} == {(r, d) for r in (1, 2) for d in ("forward", "backward")}
+    assert [(row.round, row.direction) for row in rows] == [(r, d) for r in (1, 2) for d in ("forward", "backward")]
+    microbatches = run.inner.steps * run.inner.microbatches * (recompute.STAGES - 1)
     for row in rows:
-        first, *later = row.honest_in_step
-        assert first == pytest.approx(1.0, abs=1e-5)
-        assert max(later) < 0.9999
-        assert len(later) == run.inner.steps - 1
-        assert row.honest == -row.flipped == min(row.honest_in_step)
-        assert row.made_up < 0.9
+        assert row.first_step > 0.9999
+        assert 0.9 < row.last_step < 0.9999
+        assert row.judged == microbatches * (run.inner.steps - 1) / run.inner.steps
+        assert 0.9 < row.least_share <= 1.0
+        assert (row.accused, row.found) == (0, 1.0)
+
+
+def test_where_weights_have_moved_far_nobody_is_judged_but_in_a_first_step():
+    run = manifest(1.0)
+    rows = recompute.train(load_run(files_of(run)), files_of(run))
+    for row in rows:
+        assert row.first_step > 0.9999
+        assert row.last_step < 0.4
+        assert row.accused == 0
+        assert row.found < 0.9

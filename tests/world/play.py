@@ -115,6 +115,8 @@ def _tell(world: World, schedule: Schedule, outcome: Outcome) -> None:
         owner = world.add(each.name, each.role, each.stage, latency=each.latency, skew=each.skew)
         owner.machine.speed = each.speed
         owner.audits, owner.door = each.audits, each.door
+        if owner.audits:
+            world.name_attester(owner)
         world.at(each.at, lambda owner=owner: None if owner.process else world.start(owner))
     timed = [fault for fault in schedule.faults if fault.after is None]
     for fault in timed:

@@ -20,6 +20,7 @@ import peer.network.admission
 import peer.swarm.work
 from peer.compute.trainer import StageTrainer
 from peer.network.reach.reach import Reach
+from peer.swarm.group import likenesses
 from protocol import clock
 from protocol.net import dht
 from protocol.net.tls_probe import TlsProbe
@@ -93,6 +94,7 @@ def standing(world: World) -> Iterator[None]:
         put(mock.patch.object(os, "write", world.disk.write))
         put(world.evidence.watching())
         put(mock.patch.object(peer.swarm.work, "tokens_per_second", measure))
+        put(mock.patch.object(likenesses, "CHECKS_SHARE", 1.0))  # rounds have few microbatches here
         put(drawn_keys(world.random))
         state = random.getstate()
         random.seed(world.seed)

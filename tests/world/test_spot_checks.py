@@ -7,13 +7,9 @@ import pytest
 
 from peer.compute.recomputation import Recomputation
 from peer.lab.false_payloads import falsify
-from peer.swarm.group import likenesses
 from peer.swarm.group.stage_round import StageRound
 from peer.telemetry.events import GroupFormed, RoundDone
 from peer.telemetry.group_decisions import Dismissed
-from protocol.trust.attestations import GRANTED, grant
-from protocol.trust.keys import load_or_create
-from protocol.trust.membership_card import Authority
 from tests.world import test_cases
 from tests.world.test_cases import MakeWorld, join, told
 from tests.world.world import World
@@ -33,20 +29,17 @@ TABLES: dict[str, dict[str, Any]] = {
 
 
 def join_auditor(run: World) -> Any:
-    """The operator's own observer, which audits: its folder has the operator's word."""
+    """The operator's own observer, which audits."""
     observer = run.add("observer", "observer")
     observer.audits = True
-    authority = Authority(run.descriptor.run_id, run.descriptor.operator)
-    word = grant(load_or_create(run.owners["node"].folder), authority, load_or_create(observer.folder).peer_id)
-    (observer.folder / GRANTED).write_bytes(word)
+    run.name_attester(observer)
     run.start(observer)
     return observer
 
 
 @pytest.fixture
 def checked(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The likenesses that the observer has found; checks are as many as in a round of many microbatches."""
-    monkeypatch.setattr(likenesses, "CHECKS_SHARE", 1.0)
+    """The likenesses that the observer has found."""
     found, true = list[float](), Recomputation.likenesses
 
     def noted(self: Recomputation, grids: Any, asked: Any) -> tuple[float, float]:

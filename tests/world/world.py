@@ -30,7 +30,9 @@ from protocol import clock
 from protocol.errors import HetpeerError
 from protocol.manifest import Manifest
 from protocol.run.run_files import Descriptor
+from protocol.trust.attestations import GRANTED, grant
 from protocol.trust.keys import load_or_create
+from protocol.trust.membership_card import Authority
 from protocol.trust.ticket import Ticket
 from tests.world.directory import Directory
 from tests.world.disk import Disk
@@ -133,6 +135,12 @@ class World:
         owner = Owner(name, self.network.machine(name, **machine), folder, role, stage, settings=settings or {})
         self.owners[name] = owner
         return owner
+
+    def name_attester(self, owner: Owner) -> None:
+        """Write the operator's word that an observer is its own, as `hetpeer bootstrap` does for the one beside it."""
+        authority = Authority(self.descriptor.run_id, self.descriptor.operator)
+        word = grant(load_or_create(self.owners["node"].folder), authority, load_or_create(owner.folder).peer_id)
+        (owner.folder / GRANTED).write_bytes(word)
 
     def start(self, owner: Owner) -> Process:
         """The owner starts the program, by the same command as every time."""

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from peer.compute.recomputation import sample
+from peer.compute.recomputation import places_in
 from peer.model.number_format import number_format
 from peer.network.duplex import BreachError
 from peer.network.group import Link
@@ -38,6 +38,10 @@ DOUBTS = 16
 
 LOOKED_INTO = 4
 """Suspicious payloads of a round for which a stage checks others of their step."""
+
+PAUSE_SECONDS = 60.0
+"""After a question that was not answered no more microbatches are drawn for so long: there is no observer that audits,
+or it is busy with the last round."""
 
 LEAST_SECONDS = 5.0
 ANSWERS = 8
@@ -65,6 +69,8 @@ class Received:
     passes: dict[int, PassInHand] = field(default_factory=dict)
     seed: int = field(default_factory=lambda: random.getrandbits(64))
     """Of the places: nobody may know it before this stage asks."""
+    at: Tensor | None = None
+    """The places, on the stage's device: the same in all payloads of an inner loop."""
 
     def forward(self, number: int, tokens: npt.NDArray[np.int64], activations: Tensor | None) -> None:
         """Keep some of what came forward; `activations` are None at the first stage."""
@@ -89,8 +95,10 @@ class Received:
     def _sample(self, payload: Tensor | None, backward: bool) -> Tensor | None:
         if payload is None:
             return None
-        wire = self.manifest.replicas.wires[backward]
-        return sample(number_format(wire, self.manifest.k).unpack(payload), self.seed)
+        values = number_format(self.manifest.replicas.wires[backward], self.manifest.k).unpack(payload)
+        if self.at is None:
+            self.at = places_in(values, self.seed)
+        return values.flatten()[self.at]
 
 
 @dataclass(slots=True)
@@ -118,8 +126,8 @@ class SpotChecks:
     """The rank of the payload whose sender is to be accused."""
     slowest: float = 0.0
     """The seconds that the slowest answer took."""
-    answered: bool = True
-    """Whether the last question was answered; if not, no more microbatches are drawn in this inner loop."""
+    again: float = 0.0
+    """The time from which microbatches are drawn: a while after a question that was not answered."""
     over: bool = False
     one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -149,7 +157,7 @@ class SpotChecks:
         """So many inner steps of the round are behind this stage: check a microbatch of one of them, now and then."""
         due = likenesses.checks_in_a_step(self.outer.manifest)
         here = [number for number in list(self.received.passes) if number < steps * self._n]
-        for _ in range(int(due) + (random.random() < due % 1)) if self.answered and here else ():
+        for _ in range(int(due) + (random.random() < due % 1)) if here and monotonic() >= self.again else ():
             self.tasks.create_task(self._look(random.choice(here)))
 
     async def _look(self, number: int) -> None:
@@ -191,7 +199,9 @@ class SpotChecks:
                 return None
             begun = monotonic()
             answer = await ask(asked, self.outer.reconciler)
-            self.answered, self.slowest = answer is not None, max(self.slowest, monotonic() - begun)
+            self.slowest = max(self.slowest, monotonic() - begun)
+            if answer is None:
+                self.again = monotonic() + PAUSE_SECONDS
             return answer
 
     def _judge(self) -> None:
