@@ -7,6 +7,8 @@ import pytest
 
 from peer.compute.recomputation import Recomputation
 from peer.lab.false_payloads import falsify
+from peer.swarm.group import likenesses
+from peer.swarm.group.spot_checks import SpotChecks
 from peer.swarm.group.stage_round import StageRound
 from peer.telemetry.events import GroupFormed, RoundDone
 from peer.telemetry.group_decisions import Dismissed
@@ -51,10 +53,8 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize("stage", range(STAGES))
-def test_who_makes_up_payloads_is_found_by_who_received_one_first(
-    world: MakeWorld, monkeypatch: pytest.MonkeyPatch, checked: list[float], stage: int
-):
+def who_is_blamed(run: World, monkeypatch: pytest.MonkeyPatch, stage: int) -> None:
+    """See that the liar, at `stage`, is found by who sits beside it, in at most three rounds of its lies."""
     trainers, honest = dict[int, Any](), StageRound.load
 
     async def lie(self: StageRound, round: int, *more: Any) -> None:
@@ -64,21 +64,40 @@ def test_who_makes_up_payloads_is_found_by_who_received_one_first(
             falsify(self.trainer, "made-up", (round, self.steps))
 
     monkeypatch.setattr(StageRound, "load", lie)
-    run = world(**TABLES)
     observer = join_auditor(run)
     group = [join(run, f"stage-{each}", "volunteer", each, speed=SPEED) for each in range(STAGES)]
     assert run.run_until(lambda: all(told(each, GroupFormed) for each in group), 60)
-    liar, others = group[stage], [each for each in group if each is not group[stage]]
     assert run.run_until(lambda: any(told(each, Dismissed) for each in group), 3600)
-    (accused,) = [(each, event) for each in group for event in told(each, Dismissed)]
-    accuser, event = accused
-    (joined,) = {event.peer_id for event in told(liar, test_cases.Joined)}
-    assert event.peer == joined
+    ((accuser, event),) = [(each, event) for each in group for event in told(each, Dismissed)]
+    (liar,) = {event.peer_id for event in told(group[stage], test_cases.Joined)}
+    assert event.peer == liar
     assert abs(group.index(accuser) - stage) == 1
     assert HONEST_ROUNDS < event.round <= HONEST_ROUNDS + 3
     assert "sent false" in event.reason
-    assert others
     assert observer.process is not None
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_who_makes_up_payloads_is_found_by_who_received_one_first(
+    world: MakeWorld, monkeypatch: pytest.MonkeyPatch, checked: list[float], stage: int
+):
+    who_is_blamed(world(**TABLES), monkeypatch, stage)
+
+
+@pytest.mark.parametrize(("stage", "finder"), [(0, 3), (3, 0)])
+def test_who_sits_beside_it_hears_of_a_doubt_from_far(
+    world: MakeWorld, monkeypatch: pytest.MonkeyPatch, checked: list[float], stage: int, finder: int
+):
+    """One stage alone draws microbatches."""
+    draw = SpotChecks.step_taken
+
+    def step_taken(self: SpotChecks, steps: int) -> None:
+        if self.received.stage == finder:
+            draw(self, steps)
+
+    monkeypatch.setattr(SpotChecks, "step_taken", step_taken)
+    monkeypatch.setattr(likenesses, "CHECKS_OF_GROUP", STAGES * likenesses.CHECKS_OF_GROUP)
+    who_is_blamed(world(**TABLES), monkeypatch, stage)
 
 
 def test_nobody_is_blamed_where_all_are_honest(world: MakeWorld, checked: list[float]):
