@@ -54,7 +54,14 @@ class SpotCheckService(spot_checks_pb2_grpc.SpotChecksServicer):
     asked: Counter[PeerId] = field(default_factory=Counter)
     """The checks that each peer has had in the round `round`."""
     round: int = 0
+    found: list[float] = field(default_factory=list)
+    """The least likeness of each check that nobody has been told of."""
     one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def take_stock(self) -> tuple[int, float]:
+        """How many checks there were since the last time, and the least likeness of them; 0 and 1: none."""
+        found, self.found = self.found, []
+        return len(found), min(found, default=1.0)
 
     async def Check(self, request: pb.SpotCheckQuestion, context: Any) -> pb.SpotCheckAnswer:
         await require_manifest(context, self.manifest)
@@ -81,6 +88,9 @@ class SpotCheckService(spot_checks_pb2_grpc.SpotChecksServicer):
                 begun = monotonic()
                 activations, gradients = await check(asked)
                 self.time.take(monotonic() - begun, monotonic())
+            last = self.manifest.replicas.stages - 1
+            came = [activations] * (asked.stage > 0) + [gradients] * (asked.stage < last)
+            self.found.append(min(came, default=1.0))
         finally:
             self.waiting.give_back(who)
         return pb.SpotCheckAnswer(activations=activations, gradients=gradients, granted=self.attested.granted)

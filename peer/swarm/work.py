@@ -31,7 +31,7 @@ from peer.swarm.presence import in_the_swarm, outer_loop
 from peer.swarm.rounds.catch_up import agree
 from peer.swarm.rounds.outer_round import OuterLoop
 from peer.swarm.text_reader import Reader
-from peer.telemetry.decisions import EndedEarly
+from peer.telemetry.decisions import EndedEarly, SpotChecked
 from peer.telemetry.events import Evaluated, Progress, RoundDone, StepDone
 from protocol.clock import monotonic
 from protocol.errors import LostMemberError
@@ -204,6 +204,8 @@ async def observe(node: Node) -> None:
             await _evaluate(outer, evaluator, round)
             if auditor is not None:
                 await auditor.audit(outer)
+                if (checks := node.services.spot_checks.take_stock())[0]:
+                    node.emit(SpotChecked(round, *checks))
     outer.tell_finished()
 
 

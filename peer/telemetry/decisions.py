@@ -247,6 +247,21 @@ class Audited(EventBase):
 
 
 @dataclass(frozen=True, slots=True)
+class SpotChecked(EventBase):
+    """This observer has computed `passes` microbatches of a round again for stages that asked. `least`: how like that
+    the least like of the payloads was that they had received, -1 to 1."""
+
+    round: int
+    passes: int
+    least: float
+
+    @property
+    def words(self) -> str:
+        done = f"{self.passes} of what stages had received, the least of it {self.least:.2f} like what was computed"
+        return f"Spot checks in round {self.round}: {done}"
+
+
+@dataclass(frozen=True, slots=True)
 class Tried(EventBase):
     """An audit has looked at what a peer on trial contributed to a round: what it would have gained, in nats per token,
     and what is wrong with it; empty: nothing, and it may count from now on."""
@@ -364,6 +379,7 @@ Decision = (
     | Recalled
     | Resynchronised
     | Audited
+    | SpotChecked
     | Tried
     | Suspected
 )

@@ -10,6 +10,7 @@ from peer.lab.false_payloads import falsify
 from peer.swarm.group import likenesses
 from peer.swarm.group.spot_checks import SpotChecks
 from peer.swarm.group.stage_round import StageRound
+from peer.telemetry.decisions import SpotChecked
 from peer.telemetry.events import GroupFormed, RoundDone
 from peer.telemetry.group_decisions import Dismissed
 from tests.world import test_cases
@@ -107,4 +108,7 @@ def test_nobody_is_blamed_where_all_are_honest(world: MakeWorld, checked: list[f
     assert run.run_until(lambda: all(each.process is None for each in (*group, observer)), 3600)
     assert all(told(each, RoundDone, lambda event: event.round == ROUNDS) for each in group)
     assert len(checked) > 2 * STAGES * ROUNDS
+    stock = told(observer, SpotChecked)
+    assert sum(event.passes for event in stock) > STAGES * ROUNDS
+    assert min(event.least for event in stock) == min(checked) > 0.5
     assert not any(told(each, Dismissed) for each in group)

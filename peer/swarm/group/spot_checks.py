@@ -156,7 +156,7 @@ class SpotChecks:
     def step_taken(self, steps: int) -> None:
         """So many inner steps of the round are behind this stage: check a microbatch of one of them, now and then."""
         due = likenesses.checks_in_a_step(self.outer.manifest)
-        here = [number for number in list(self.received.passes) if number < steps * self._n]
+        here = [number for number in list(self.received.passes) if number < steps * self._n and self._links]
         for _ in range(int(due) + (random.random() < due % 1)) if here and monotonic() >= self.again else ():
             self.tasks.create_task(self._look(random.choice(here)))
 

@@ -62,6 +62,8 @@ def test_it_answers_about_the_round_in_hand(now: list[float]):
     here = service()
     answer = ask(here)
     assert (answer.activations, answer.gradients, answer.granted) == (0.0, 0.3, b"the operator's word")
+    assert here.take_stock() == (1, 0.3)
+    assert here.take_stock() == (0, 1.0)
     for round in (2, 4, 6):
         with pytest.raises(RefusedCall, match="round"):
             ask(here, round=round)

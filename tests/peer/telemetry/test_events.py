@@ -2,7 +2,7 @@
 
 import pytest
 
-from peer.telemetry.decisions import Audited, EventBase, Resynchronised, Suspected, Tried, Waiting
+from peer.telemetry.decisions import Audited, EventBase, Resynchronised, SpotChecked, Suspected, Tried, Waiting
 from peer.telemetry.events import (
     Credited,
     Evaluated,
@@ -24,6 +24,7 @@ EVENTS = [
     RoundDone(3, 1.5, 10, {"embedding": 2}, {"embedding": "ab"}, 5, 6),
     Evaluated(1, 2.5, 2.25),
     Audited(3, {"QmA": 0.125, "QmB": -0.5}),
+    SpotChecked(3, 28, -0.25),
     Suspected("QmB", "the loss is higher with it", 2),
     Tried(4, "QmC", 0.25, "a copy"),
     Failed("no such thing", 4),

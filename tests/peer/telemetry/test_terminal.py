@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from peer.telemetry.damage import Damage
-from peer.telemetry.decisions import Audited, Placed, Pulse, Recalled, Suspected, Tried, Waiting
+from peer.telemetry.decisions import Audited, Placed, Pulse, Recalled, SpotChecked, Suspected, Tried, Waiting
 from peer.telemetry.events import (
     Credited,
     Evaluated,
@@ -88,6 +88,9 @@ def test_an_audit_tells_the_worst_first():
     )
     assert Tried(4, "QmNewcomer", -0.5, "it would do harm").words == (
         "Trial of peer Newcomer's contributions: round 4 would gain -0.5000 nats; not yet: it would do harm"
+    )
+    assert SpotChecked(4, 28, 0.456).words == (
+        "Spot checks in round 4: 28 of what stages had received, the least of it 0.46 like what was computed"
     )
     assert Suspected("QmEvilevil", "it does harm", 2).words == "WARNING: peer Evilevil is suspected: it does harm"
 
