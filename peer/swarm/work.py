@@ -200,12 +200,12 @@ async def observe(node: Node) -> None:
             if not counts:
                 break
             node.emit(_round_done(outer, node.services.blobs, round, started, 0, counts))
+            if (checks := node.services.spot_checks.take_stock())[0]:
+                node.emit(SpotChecked(round, *checks))
             await agree(outer)
             await _evaluate(outer, evaluator, round)
             if auditor is not None:
                 await auditor.audit(outer)
-                if (checks := node.services.spot_checks.take_stock())[0]:
-                    node.emit(SpotChecked(round, *checks))
     outer.tell_finished()
 
 

@@ -36,9 +36,6 @@ PASSES_KEPT = 512
 DOUBTS = 16
 """Microbatches that are checked in a round because others of the group asked for it."""
 
-LOOKED_INTO = 4
-"""Suspicious payloads of a round for which a stage checks others of their step."""
-
 PAUSE_SECONDS = 60.0
 """After a question that was not answered no more microbatches are drawn for so long: there is no observer that audits,
 or it is busy with the last round."""
@@ -121,7 +118,8 @@ class SpotChecks:
     """The microbatches that some stage of the group has asked all to check."""
     heard: int = 0
     """How many of these this stage has heard of from others."""
-    looked_into: int = 0
+    owed: int = 0
+    """The checks of others of a suspicious payload's step, for which as many are not drawn later."""
     accusing: int | None = None
     """The rank of the payload whose sender is to be accused."""
     slowest: float = 0.0
@@ -158,15 +156,18 @@ class SpotChecks:
         due = likenesses.checks_in_a_step(self.outer.manifest)
         here = [number for number in list(self.received.passes) if number < steps * self._n and self._links]
         for _ in range(int(due) + (random.random() < due % 1)) if here and monotonic() >= self.again else ():
-            self.tasks.create_task(self._look(random.choice(here)))
+            if self.owed:
+                self.owed -= 1
+            else:
+                self.tasks.create_task(self._look(random.choice(here)))
 
     async def _look(self, number: int) -> None:
         """Check a microbatch, and if it is suspicious others of its step; and see whether somebody sent what is
         false."""
         await self._check(number)
-        if self._is_suspicious(number) and number not in self.doubted and self.looked_into < LOOKED_INTO:
-            self.looked_into += 1
+        if self._is_suspicious(number) and number not in self.doubted:
             for other in self._compared_with(number):
+                self.owed += 1
                 await self._check(other)
         self._judge()
 
