@@ -160,7 +160,7 @@ def require_fit(settings: PeerSettings, descriptor: Descriptor) -> torch.device:
         most = settings.memory_limit
         require_devices(manifest, settings.nproc, device, most, settings.memory, settings.nnodes)
     elif settings.role != "volunteer":
-        duty = Duty(settings.role, holds=settings.hold)
+        duty = Duty(settings.role, holds=settings.hold, audits=settings.audit)
         require_memory(manifest, duty, device, settings.memory_limit, settings.memory)
     elif settings.stage is not None:
         with _told_what_fits(settings, descriptor, device):

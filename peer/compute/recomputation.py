@@ -34,6 +34,11 @@ class Recomputation:
     evaluator: Evaluator
     kept: OrderedDict[tuple[int, int, bytes], Payloads] = field(default_factory=OrderedDict)
 
+    def __post_init__(self) -> None:
+        """Keep only what comes into each layer, in a backward pass: the rest is computed again, and takes no memory."""
+        for stage in self.evaluator.stages:
+            stage.recompute = True
+
     def likenesses(self, grids: Mapping[Part, GridView], asked: ReceivedPass) -> tuple[float, float]:
         """How like the activations and the gradients are that a stage received, as cosines; `grids` are the outer state
         of the round. 0 where the stage has no such neighbour."""
@@ -56,7 +61,7 @@ class Recomputation:
 
     def compute(self, grids: Mapping[Part, GridView], tokens_BM: Tensor, compression: int) -> Payloads:
         """What a group at d / k = `compression` would send of a microbatch [b, L + 1] with the weights of `grids`. One
-        stage's activations are in memory at a time, for which each stage is run forward twice."""
+        stage's activations are in memory at a time, so each stage is run forward twice, and its layers a third time."""
         evaluator = self.evaluator
         manifest, device, stages = evaluator.manifest.at(compression), evaluator.device, evaluator.stages
         te_VD = evaluator.load(grids)

@@ -80,6 +80,8 @@ class Duty:
     stage: int = 0
     holds: bool = False
     recompute: bool = False
+    audits: bool = False
+    """Whether an observer computes microbatches again for spot checks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,8 @@ def _on_device(manifest: Manifest, duty: Duty) -> tuple[int, int]:
     table = 4 * model.vocabulary * model.d
     evaluation = EVALUATION_TABLES * table + evaluation_bytes(manifest)
     if duty.role == "observer":
-        return 4 * parameter_count(manifest), evaluation
+        again = EVALUATION_TABLES * table + spot_check_bytes(manifest) if duty.audits else 0
+        return 4 * parameter_count(manifest), max(evaluation, again)
     trained = TRAINED_BYTES * trained_values(manifest, duty) - MOMENT_BYTES * muon_values(manifest, duty)
     if duty.role == "datacenter":
         kept = sum(microbatch_bytes(manifest, stage, duty.recompute) for stage in stages)
@@ -193,6 +196,13 @@ def evaluation_bytes(manifest: Manifest) -> int:
     model = manifest.model
     layer = _tokens(manifest) * 4 * (3 * model.ffn + 4 * model.d)
     return max(layer, 4 * LOGITS * min(SLICE_TOKENS, _tokens(manifest)) * model.vocabulary)
+
+
+def spot_check_bytes(manifest: Manifest) -> int:
+    """What computing a microbatch again takes for a moment: what comes into each stage, and one stage's passes."""
+    stages = range(manifest.replicas.stages)
+    entered = len(stages) * _tokens(manifest) * 4 * manifest.model.d
+    return entered + max(microbatch_bytes(manifest, each, True) + pass_bytes(manifest, each, True) for each in stages)
 
 
 def parts_of(manifest: Manifest, duty: Duty) -> tuple[list[Part], list[Part]]:

@@ -9,6 +9,7 @@ group is broken before they would blame somebody who passed on what it was sent.
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,6 +28,7 @@ from peer.swarm.rounds.outer_round import OuterLoop
 from protocol.clock import monotonic
 from protocol.codec.frames import FramePosition, pack_doubt
 from protocol.codec.spot_check import NOTHING, ReceivedPass
+from protocol.identity import PeerId
 from protocol.manifest import Manifest
 from protocol.schemas import pipeline_pb2 as pb
 
@@ -34,7 +36,7 @@ PASSES_KEPT = 512
 """Microbatches of which samples and token ids are kept: 32 KiB each with 2 × 1,024 tokens."""
 
 DOUBTS = 16
-"""Microbatches that are checked in a round because others of the group asked for it."""
+"""Microbatches that are checked in a round because one neighbour asked for it."""
 
 PAUSE_SECONDS = 60.0
 """After a question that was not answered no more microbatches are drawn for so long: there is no observer that audits,
@@ -116,8 +118,8 @@ class SpotChecks:
     """Likenesses of what came from the stage behind, where they are judged."""
     doubted: set[int] = field(default_factory=set)
     """The microbatches that some stage of the group has asked all to check."""
-    heard: int = 0
-    """How many of these this stage has heard of from others."""
+    heard: Counter[PeerId] = field(default_factory=Counter)
+    """How many of these each neighbour has told of: one that tells of many keeps the other's from nobody."""
     owed: int = 0
     """The checks of others of a suspicious payload's step, for which as many are not drawn later."""
     accusing: int | None = None
@@ -255,8 +257,8 @@ class SpotChecks:
         place, n = message.doubt, self._n
         number = place.step * n + place.microbatch
         known = place.round != self.round or place.microbatch >= n or number in self.doubted
-        if not (self.over or known) and self.heard < DOUBTS:
-            self.heard += 1
+        if not (self.over or known) and self.heard[link.peer] < DOUBTS:
+            self.heard[link.peer] += 1
             self._tell([number], but=link)
             self.tasks.create_task(self._look(number))
         return True

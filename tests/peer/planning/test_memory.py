@@ -190,6 +190,13 @@ def test_who_has_the_whole_model_takes_it_once(role: str, most: int):
     assert holder.total < memory.total
 
 
+def test_who_does_spot_checks_takes_no_more_than_a_stage_that_trains_keeps_beside_the_whole_model():
+    manifest = check_manifest({"model": {"preset": "178m"}, "replicas": {"stages": 4}, "inner": {"microbatch": 4}})
+    evaluates, checks = (memory_of(manifest, Duty("observer", audits=each)) for each in (False, True))
+    trains = memory_of(manifest, Duty("volunteer", 0, recompute=True))
+    assert evaluates.total < checks.total < evaluates.total + trains.device_passing
+
+
 def test_more_stages_take_less_each():
     def largest(stages: int) -> int:
         manifest = check_manifest({"model": {"preset": "512m"}, "replicas": {"stages": stages}})
