@@ -10,7 +10,7 @@ import numpy as np
 from peer.network.gossip import summary_of
 from peer.optim import handover_state as bequests
 from protocol import manifest, monitor
-from protocol.codec import bitstream, frames, quantize, rice, seating
+from protocol.codec import bitstream, frames, quantize, rice, seating, spot_check
 from protocol.codec import contribution as contributions
 from protocol.codec import snapshot as snapshots
 from protocol.codec.chunks import chunk_grid
@@ -26,7 +26,7 @@ from protocol.outer.set_difference import different
 from protocol.outer.window import Window
 from protocol.run import run_files
 from protocol.run.run_files import RunFile
-from protocol.schemas import pipeline_pb2, reconciliation_pb2
+from protocol.schemas import pipeline_pb2, reconciliation_pb2, spot_checks_pb2
 from protocol.tensor_formats import Codec
 from protocol.trust import records
 from tests.fuzz.material import (
@@ -201,6 +201,24 @@ def read_start(data: bytes) -> int:
     return seating.unpack_start(from_protobuf(pipeline_pb2.Frame, data), 1, 3)
 
 
+QUESTION = spot_check.ReceivedPass(
+    2,
+    0,
+    MANIFEST.compressions[0],
+    np.zeros((MANIFEST.inner.microbatch, MANIFEST.model.context + 1), np.int64),
+    7,
+    spot_check.NOTHING,
+    np.ones(spot_check.SAMPLED, np.float32),
+)
+
+
+def read_question(data: bytes) -> tuple[int, int, int]:
+    asked = spot_check.unpack_question(from_protobuf(spot_checks_pb2.SpotCheckQuestion, data), MANIFEST)
+    assert np.isfinite(spot_check.likeness(asked.gradients, asked.gradients))
+    assert asked.tokens.max() < MANIFEST.model.vocabulary
+    return asked.round, asked.stage, asked.seed
+
+
 def read_comparison(data: bytes) -> list[list[bytes]]:
     ledger = Ledger(EMBEDDING, AUTHOR.peer_id, Window(3, 1))
     return [different(ledger, summary_of(each)) for each in from_protobuf(reconciliation_pb2.Comparison, data).parts]
@@ -283,6 +301,11 @@ WIRE = (
     Reader("a round's offer", read_offer, ((seating.pack_offer(OFFER).SerializeToString(), OFFER),)),
     Reader("a round's answer", read_answer, ((seating.pack_answer(ANSWER).SerializeToString(), ANSWER),)),
     Reader("a round's start", read_start, ((seating.pack_start(2).SerializeToString(), 2),)),
+    Reader(
+        "a spot check's question",
+        read_question,
+        ((spot_check.pack_question(QUESTION).SerializeToString(), (2, 0, 7)),),
+    ),
     Reader("comparison", read_comparison, ((comparison(), [[]]),)),
     Reader(
         "snapshot header",
