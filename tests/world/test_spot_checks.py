@@ -19,7 +19,7 @@ from tests.world.world import World
 
 world = test_cases.world
 
-STAGES, HONEST_ROUNDS, ROUNDS = 4, 2, 6
+STAGES, HONEST_ROUNDS, ROUNDS = 4, 1, 4
 SPEED = 8.0
 """Of machines, in times that a pass takes: a round lasts for as long as it takes to hear who is to blame."""
 
