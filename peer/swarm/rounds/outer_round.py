@@ -315,7 +315,7 @@ class OuterLoop:
             left = round_policy.seconds_left(seen, self.pace, now)
             if left is not None and left <= 0:
                 furthest = self.reconciler.witnesses.most_shown()
-                left = round_policy.most_wait_for_those_behind(seen, self.pace, furthest) - (now - began)
+                left = began + round_policy.most_wait_for_those_behind(seen, self.pace, furthest) - now
             if left is not None and left <= 0:
                 parts, me = self.followed.parts, self.followed.me
                 due = {part: each.awaited - {me} for part, each in zip(parts, seen.parts, strict=True)}
