@@ -43,7 +43,7 @@ def link(manifest: Manifest, neighbour: PeerId, with_whom: str, bandwidth: Bandw
 
 
 def is_doubt(message: pipeline_pb2.Frame) -> bool:
-    """Whether a message asks for a spot check: nobody takes these between two inner loops."""
+    """Whether a message asks for a spot check. Between two inner loops these are passed over."""
     return message.HasField("doubt")
 
 

@@ -8,7 +8,7 @@ import pytest
 from peer.compute.recomputation import Recomputation
 from peer.lab.false_payloads import falsify
 from peer.swarm.group import likenesses
-from peer.swarm.group.spot_checks import SpotChecks
+from peer.swarm.group.spot_checks import SpotChecking
 from peer.swarm.group.stage_round import StageRound
 from peer.telemetry.decisions import SpotChecked
 from peer.telemetry.events import GroupFormed, RoundDone
@@ -90,13 +90,13 @@ def test_who_sits_beside_it_hears_of_a_doubt_from_far(
     world: MakeWorld, monkeypatch: pytest.MonkeyPatch, checked: list[float], stage: int, finder: int
 ):
     """One stage alone draws microbatches."""
-    draw = SpotChecks.step_taken
+    draw = SpotChecking.step_taken
 
-    def step_taken(self: SpotChecks, steps: int) -> None:
+    def step_taken(self: SpotChecking, steps: int) -> None:
         if self.received.stage == finder:
             draw(self, steps)
 
-    monkeypatch.setattr(SpotChecks, "step_taken", step_taken)
+    monkeypatch.setattr(SpotChecking, "step_taken", step_taken)
     monkeypatch.setattr(likenesses, "CHECKS_OF_GROUP", STAGES * likenesses.CHECKS_OF_GROUP)
     who_is_blamed(world(**TABLES), monkeypatch, stage)
 

@@ -16,7 +16,7 @@ from peer.swarm.group.agreement import Agreement, SilentError
 from peer.swarm.group.compression import Choice
 from peer.swarm.group.plan import better_group
 from peer.swarm.group.seats import GroupSeats, pause
-from peer.swarm.group.spot_checks import SpotChecks
+from peer.swarm.group.spot_checks import SpotChecking
 from peer.swarm.group.stage_round import LeavingError, RoundText, StageRound
 from peer.swarm.group.stragglers import patience_with
 from peer.swarm.rounds.outer_round import OuterLoop
@@ -222,13 +222,13 @@ class ServedStage:
         here.end_steps()
 
     @contextmanager
-    def _checking(self) -> Iterator[SpotChecks]:
+    def _checking(self) -> Iterator[SpotChecking]:
         """What the neighbours send in this inner loop is checked now and then."""
         pipeline = self.here.pipeline
         assert pipeline is not None
         assert pipeline.received is not None
         neighbours = pipeline.upstream, pipeline.downstream
-        checks = SpotChecks(self.outer, pipeline.received, self.here.round, *neighbours, self._part, self.seats.tasks)
+        checks = SpotChecking(self.outer, pipeline.received, self.here.round, *neighbours, self._part, self.seats.tasks)
         try:
             yield checks
         finally:

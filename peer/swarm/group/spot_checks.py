@@ -21,7 +21,7 @@ from torch import Tensor
 from peer.compute.recomputation import places_in
 from peer.model.number_format import number_format
 from peer.network.duplex import BreachError
-from peer.network.group import Link
+from peer.network.group import Link, is_doubt
 from peer.network.spot_check_service import ask
 from peer.swarm.group import likenesses
 from peer.swarm.rounds.outer_round import OuterLoop
@@ -101,7 +101,7 @@ class Received:
 
 
 @dataclass(slots=True)
-class SpotChecks:
+class SpotChecking:
     """The spot checks of one stage in one inner loop of a group. `accuse` takes whoever sent something false out of
     it."""
 
@@ -252,7 +252,7 @@ class SpotChecks:
 
     def _hear(self, link: Link, message: pb.Frame) -> bool:
         """Take a doubt that a neighbour tells or passes on. Returns whether the message is one."""
-        if not message.HasField("doubt"):
+        if not is_doubt(message):
             return False
         place, n = message.doubt, self._n
         number = place.step * n + place.microbatch
