@@ -8,6 +8,10 @@ are how many of the true ones would be taken for false, how near the least of th
 payloads that are made up, as many numbers at random, would be found.
 
 `accused` should be 0 where payloads are judged: activations always, gradients with Muon alone.
+
+In a round's first step the weights are θ's, so payloads differ by number formats alone. There the same stages compute
+in bf16, too (`bf16`), and what these send with noise of a tenth of its norm is compared as well (`wrong_by_a_tenth`):
+the limit has to be between the two (`likenesses.EXACT`).
 """
 
 import argparse
@@ -25,6 +29,7 @@ import torch
 from torch import Tensor
 
 from bootstrap.genesis import create_run
+from peer.compute.arithmetic import Arithmetic
 from peer.compute.recomputation import sample
 from peer.compute.replica import WholeReplica
 from peer.compute.trainer import GridView
@@ -58,10 +63,12 @@ class Row:
     seed: int
     round: int
     direction: str
-    first_step: float
-    """The least likeness of true payloads in the round's first step."""
+    bf16: float
+    """The least likeness of payloads of the first step whose stages compute in bf16."""
+    wrong_by_a_tenth: float
+    """The largest of the same with noise."""
     last_step: float
-    """And in its last one."""
+    """The least likeness of true payloads in the round's last step."""
     judged: int
     """True payloads that are judged: the others of their step are like enough."""
     least_share: float
@@ -126,6 +133,8 @@ class Watch:
     """Looks at the first group of a lab in some rounds."""
 
     again: WholeReplica
+    coarse: WholeReplica
+    """The same in bf16."""
     rounds: set[int]
     round: int = 0
     """Of the inner loop in hand, where it is looked at; 0: it is not."""
@@ -134,6 +143,10 @@ class Watch:
     """By round, direction and boundary."""
     made_up: dict[tuple[int, str, int], Likenesses] = field(default_factory=dict)
     """Of numbers at random in the places of true payloads."""
+    bf16: dict[tuple[int, str], list[float]] = field(default_factory=dict)
+    """By round and direction, of the first step in bf16."""
+    wrong: dict[tuple[int, str], list[float]] = field(default_factory=dict)
+    """The same with noise of a tenth."""
     numbers: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(1))
 
     def begin(self, replica: LabReplica, round: int, grids: Mapping[Part, GridView]) -> None:
@@ -141,6 +154,7 @@ class Watch:
         self.round, self.step = round if replica.slot == 0 and round in self.rounds else 0, 0
         if self.round:
             self.again.load(grids)
+            self.coarse.load(grids)
 
     def look(self, sent: Payloads, batch_SM: Tensor) -> None:
         """One inner step's payloads, which are computed again."""
@@ -148,6 +162,8 @@ class Watch:
         for stage in self.again.stages:
             stage.abandon()
         n = self.again.manifest.inner.microbatches
+        if not self.step:
+            self._look_at_the_first(expected, batch_SM)
         for direction, payloads in sent.items():
             for place, (came, computed) in enumerate(zip(payloads, expected[direction], strict=True)):
                 boundary, microbatch = divmod(place, n)
@@ -157,6 +173,19 @@ class Watch:
                 self.true.setdefault(key, {})[number] = likeness(sample(came, number).numpy(), other)
                 self.made_up.setdefault(key, {})[number] = likeness(sample(noise, number).numpy(), other)
         self.step += 1
+
+    def _look_at_the_first(self, expected: Payloads, batch_SM: Tensor) -> None:
+        """A round's first step, in bf16, and with noise."""
+        sent = sent_by(self.coarse, batch_SM)
+        for stage in self.coarse.stages:
+            stage.abandon()
+        for direction, payloads in sent.items():
+            for came, computed in zip(payloads, expected[direction], strict=True):
+                noise = torch.randn(came.shape, generator=self.numbers)
+                wrong = came.float() + 0.1 * noise * (came.float().norm() / noise.norm())
+                key, other = (self.round, direction), sample(computed, 1).numpy()
+                self.bf16.setdefault(key, []).append(likeness(sample(came, 1).numpy(), other))
+                self.wrong.setdefault(key, []).append(likeness(sample(wrong, 1).numpy(), other))
 
 
 def manifest_of(optimizer: str, seed: int, preset: str, rounds: int, steps: int, rate: float) -> Manifest:
@@ -179,9 +208,12 @@ def train(descriptor: Descriptor, folder: Path) -> list[Row]:
     manifest = descriptor.manifest
     cpu = torch.device("cpu")
     lab = Lab.open(descriptor, folder, cpu)
-    again = WholeReplica(manifest, "group", read_basis(folder, manifest), cpu)
+    again, coarse = (
+        WholeReplica(manifest, "group", read_basis(folder, manifest), cpu, arithmetic=arithmetic)
+        for arithmetic in (Arithmetic(), Arithmetic("bf16"))
+    )
     last = manifest.outer.rounds
-    watch = Watch(again, {1 + (last - 1) * look // (LOOKS - 1) for look in range(LOOKS)})
+    watch = Watch(again, coarse, {1 + (last - 1) * look // (LOOKS - 1) for look in range(LOOKS)})
     inner_loop = Bench.inner_loop
 
     def begun(self: Bench, replica: LabReplica, round: int, ahead: Mapping[Part, GridView], emit: Listener) -> int:
@@ -189,7 +221,7 @@ def train(descriptor: Descriptor, folder: Path) -> list[Row]:
         return inner_loop(self, replica, round, ahead, emit)  # type: ignore[arg-type]
 
     def looked_at(self: WholeReplica, batch_SM: Tensor) -> float:
-        if not watch.round or self is again:
+        if not watch.round or self in (again, coarse):
             return gradients_of(self, batch_SM)
         sent = sent_by(self, batch_SM)
         watch.look(sent, batch_SM)
@@ -204,29 +236,32 @@ def train(descriptor: Descriptor, folder: Path) -> list[Row]:
 def row(manifest: Manifest, watch: Watch, round: int, direction: str) -> Row:
     """What stages would make of what one round has shown."""
     n, steps = manifest.inner.microbatches, manifest.inner.steps
-    first, last, shares, accused, found = list[float](), list[float](), list[float](), 0, list[bool]()
+    last, shares, accused, found = list[float](), list[float](), 0, list[bool]()
     for boundary in range(STAGES - 1):
         seen = watch.true[round, direction, boundary]
-        first += [seen[number] for number in range(n)]
         last += [seen[number] for number in range((steps - 1) * n, steps * n)]
         for number, like in seen.items():
             middle = likenesses.usual(number, n, seen)
             if number >= n and middle is not None and middle >= likenesses.LIKE:
                 shares.append(like / middle)
-            accused += likenesses.is_false(number, n, seen, first_exact=True, doubted=True)
+            if number < n:
+                continue
+            accused += likenesses.is_false(number, n, seen, doubted=True)
             lied = seen | {number: watch.made_up[round, direction, boundary][number]}
-            found.append(likenesses.is_false(number, n, lied, first_exact=True))
+            found.append(likenesses.is_false(number, n, lied))
+    exact = min(watch.bf16[round, direction]), max(watch.wrong[round, direction])
     share, told = min(shares, default=0.0), sum(found) / len(found)
     where = manifest.inner.optimizer, manifest.run.seed, round, direction
-    return Row(*where, min(first), min(last), len(shares), share, accused, told)
+    return Row(*where, *exact, min(last), len(shares), share, accused, told)
 
 
 def table(rows: list[Row]) -> str:
     """Lines of text."""
     return "\n".join(
-        f"{each.optimizer:6} seed {each.seed}  round {each.round:3} {each.direction:8}  least of true payloads: first "
-        f"step {each.first_step:5.2f}, last {each.last_step:5.2f}  {each.judged:5} judged, the least of them "
-        f"{each.least_share:5.2f} of others, {each.accused} accused  {each.found:4.0%} of made-up ones found"
+        f"{each.optimizer:6} seed {each.seed}  round {each.round:3} {each.direction:8}  first step in bf16 "
+        f"{each.bf16:.5f}, wrong by a tenth {each.wrong_by_a_tenth:.4f}  last step {each.last_step:5.2f}  "
+        f"{each.judged:5} judged, the least of them {each.least_share:5.2f} of others, {each.accused} accused  "
+        f"{each.found:4.0%} of made-up ones found"
         for each in rows
     )
 

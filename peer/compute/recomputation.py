@@ -12,7 +12,7 @@ from peer.compute.design import design
 from peer.compute.evaluation import Evaluator
 from peer.compute.trainer import GridView
 from peer.model.number_format import NumberFormat, number_format
-from protocol.codec.spot_check import PayloadSample, ReceivedPass, likeness, places
+from protocol.codec.spot_check import Likeness, PayloadSample, ReceivedPass, likeness, places, whole_group_digest
 from protocol.identity import Part
 
 PASSES_KEPT = 4
@@ -32,17 +32,18 @@ class Recomputation:
     """Computes microbatches again, with an evaluator's stages. The last few are kept."""
 
     evaluator: Evaluator
-    kept: OrderedDict[tuple[int, int, bytes], Payloads] = field(default_factory=OrderedDict)
+    kept: OrderedDict[tuple[str, int, bytes], Payloads] = field(default_factory=OrderedDict)
 
     def __post_init__(self) -> None:
         """Keep only what comes into each layer, in a backward pass: the rest is computed again, and takes no memory."""
         for stage in self.evaluator.stages:
             stage.recompute = True
 
-    def likenesses(self, grids: Mapping[Part, GridView], asked: ReceivedPass) -> tuple[float, float]:
-        """How like the activations and the gradients are that a stage received, as cosines; `grids` are the outer state
-        of the round. 0 where the stage has no such neighbour."""
-        key = asked.round, asked.compression, asked.tokens.tobytes()
+    def likeness(self, grids: Mapping[Part, GridView], digests: Mapping[str, str], asked: ReceivedPass) -> Likeness:
+        """How like what a stage received is; `grids` are the outer state of the round, and `digests` those of its
+        parts."""
+        digest = whole_group_digest(digests, self.evaluator.manifest)
+        key = digest, asked.compression, asked.tokens.tobytes()
         if key not in self.kept:
             self.kept[key] = self.compute(grids, torch.from_numpy(asked.tokens), asked.compression)
             if len(self.kept) > PASSES_KEPT:
@@ -54,9 +55,10 @@ class Recomputation:
             return likeness(came, sample(numbers.unpack(sent), asked.seed).cpu().numpy())
 
         first, last = asked.stage == 0, asked.stage == len(self.evaluator.stages) - 1
-        return (
+        return Likeness(
             0.0 if first else compared(asked.activations, payloads.activations[asked.stage - 1], forward),
             0.0 if last else compared(asked.gradients, payloads.gradients[asked.stage], backward),
+            same_state=asked.group_digest == digest,
         )
 
     def compute(self, grids: Mapping[Part, GridView], tokens_BM: Tensor, compression: int) -> Payloads:

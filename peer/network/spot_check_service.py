@@ -4,7 +4,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from math import isfinite
 from typing import Any
 
@@ -13,7 +13,7 @@ from peer.network.contacts import Contacts
 from peer.network.gossip import Reconciler
 from peer.network.gossip_policy import some
 from protocol.clock import monotonic
-from protocol.codec.spot_check import ReceivedPass, pack_question, unpack_question
+from protocol.codec.spot_check import Likeness, ReceivedPass, pack_question, unpack_question
 from protocol.errors import FormatError, HetpeerError
 from protocol.identity import PeerId
 from protocol.limits import (
@@ -34,8 +34,8 @@ from protocol.trust.records import PeerRecord
 OBSERVERS_ASKED = 4
 """While it is not known which observer is the operator's, so many are tried."""
 
-SpotCheck = Callable[[ReceivedPass], Awaitable[tuple[float, float]]]
-"""Has the likenesses of the activations and the gradients of a pass of the round in hand."""
+SpotCheck = Callable[[ReceivedPass], Awaitable[Likeness]]
+"""Tells how like a pass of the round in hand is."""
 
 
 @dataclass(slots=True)
@@ -86,19 +86,19 @@ class SpotCheckService(spot_checks_pb2_grpc.SpotChecksServicer):
         try:
             async with self.one_at_a_time:
                 begun = monotonic()
-                activations, gradients = await check(asked)
+                like = await check(asked)
                 self.time.take(monotonic() - begun, monotonic())
             last = self.manifest.replicas.stages - 1
-            came = [activations] * (asked.stage > 0) + [gradients] * (asked.stage < last)
+            came = [like.activations] * (asked.stage > 0) + [like.gradients] * (asked.stage < last)
             self.found.append(min(came, default=1.0))
         finally:
             self.waiting.give_back(who)
-        return pb.SpotCheckAnswer(activations=activations, gradients=gradients, granted=self.attested.granted)
+        return pb.SpotCheckAnswer(**asdict(like), granted=self.attested.granted)
 
 
-async def ask(asked: ReceivedPass, reconciler: Reconciler) -> tuple[float, float] | None:
-    """Ask the operator's own observer how like the activations and the gradients of a pass are. None: it does not
-    answer, or nobody here can show that it is the operator's."""
+async def ask(asked: ReceivedPass, reconciler: Reconciler) -> Likeness | None:
+    """Ask the operator's own observer how like a pass is. None: it does not answer, or nobody here can show that it is
+    the operator's."""
     records, attested = reconciler.discovery.records, reconciler.attested
     known = attested.newest.attester if attested.round and attested.newest is not None else None
     observers = [record for record in records.values() if record.role == "observer" and known in (None, record.peer_id)]
@@ -106,9 +106,8 @@ async def ask(asked: ReceivedPass, reconciler: Reconciler) -> tuple[float, float
         try:
             answer = await _ask(record, asked, reconciler.contacts)
             if read_grant(answer.granted, attested.signer.authority) == record.peer_id:
-                return (
-                    (answer.activations, answer.gradients) if isfinite(answer.activations + answer.gradients) else None
-                )
+                like = Likeness(answer.activations, answer.gradients, answer.same_state)
+                return like if isfinite(like.activations + like.gradients) else None
         except (HetpeerError, TimeoutError):
             continue
     return None

@@ -16,7 +16,7 @@ from peer.swarm.rounds.parts import FollowedParts
 from peer.swarm.verdicts import Pair, Verdicts, objection
 from peer.telemetry.decisions import Audited, Suspected, Tried
 from protocol.codec.contribution import Contribution, decode
-from protocol.codec.spot_check import ReceivedPass
+from protocol.codec.spot_check import Likeness, ReceivedPass
 from protocol.identity import Part, PeerId, contributes_to
 from protocol.trust.records import Peers
 from protocol.wording import tails
@@ -120,8 +120,8 @@ def do_spot_checks(evaluator: Evaluator, outer: OuterLoop, service: SpotCheckSer
     """From now on compute again, for stages of groups that ask, what they received in the round in hand."""
     recomputation, followed = Recomputation(evaluator), outer.followed
 
-    async def check(asked: ReceivedPass) -> tuple[float, float]:
-        return await followed.torch_thread.run(recomputation.likenesses, followed.grids, asked)
+    async def check(asked: ReceivedPass) -> Likeness:
+        return await followed.torch_thread.run(recomputation.likeness, followed.grids, followed.digests, asked)
 
     service.check, service.clock = check, lambda: outer.clock
 

@@ -51,6 +51,8 @@ class AnswerFrame:
     step: int = 0
     """Inner steps of it that whoever is furthest has behind it."""
     embedding_digest: str = ""
+    group_digest: str = ""
+    """Over the outer state from which they begin it (`protocol.codec.spot_check.group_digest`)."""
 
     def holds(self, offer: OfferFrame) -> bool:
         """Whether the stage and all behind it hold what was offered."""
@@ -104,13 +106,14 @@ def unpack_offer(message: pb.Frame, manifest: Manifest, stage: int, me: PeerId, 
         raise FormatError(f"{told.goal} inner steps in a round")
     if not 0.0 <= told.patience < math.inf:
         raise FormatError("a patience of no time there is")
-    where = told.attempt, told.slot, _digest(told.embedding_digest)
+    where = told.attempt, told.slot, check_digest(told.embedding_digest)
     return OfferFrame(told.round, told.step, members, *where, told.compression, told.goal, told.patience)
 
 
 def pack_answer(answer: AnswerFrame) -> pb.Frame:
     """The message that answers the stage before."""
     told = pb.RoundAnswer(round=answer.round, step=answer.step, embedding_digest=answer.embedding_digest)
+    told.group_digest = answer.group_digest
     return pb.Frame(answer=told)
 
 
@@ -126,24 +129,24 @@ def unpack_answer(message: pb.Frame, manifest: Manifest) -> AnswerFrame:
         raise FormatError(f"round {told.round}, which is none of this run, and not the end of it")
     if told.step > manifest.inner.steps_at_most:
         raise FormatError(f"{told.step} inner steps of a round, more than it has")
-    return AnswerFrame(told.round, told.step, _digest(told.embedding_digest))
+    return AnswerFrame(told.round, told.step, check_digest(told.embedding_digest), check_digest(told.group_digest))
 
 
-def pack_start(step: int) -> pb.Frame:
-    """The message that has the stage behind start at an inner step (from 0)."""
-    return pb.Frame(start=pb.RoundStart(step=step))
+def pack_start(step: int, group_digest: str) -> pb.Frame:
+    """The message that has the stage behind start at an inner step (from 0); `group_digest` is of all stages."""
+    return pb.Frame(start=pb.RoundStart(step=step, group_digest=group_digest))
 
 
-def unpack_start(message: pb.Frame, least: int, goal: int) -> int:
-    """Check the step to start at: `least` are behind this stage and those after it.
+def unpack_start(message: pb.Frame, least: int, goal: int) -> tuple[int, str]:
+    """Check the step to start at, of which `least` are behind this stage and those after it; and the group digest.
 
     Raises:
-        FormatError: it is no start, or at a step that is behind them already, or beyond the `goal`.
+        FormatError: it is no start, or at a step that is behind them already, or beyond the `goal`, or has no digest.
     """
     require_kind(message, "start")
     if not least <= message.start.step <= max(least, goal):
         raise FormatError(f"a start at step {message.start.step}, where {least} are done, of {goal}")
-    return int(message.start.step)
+    return int(message.start.step), check_digest(message.start.group_digest)
 
 
 def require_kind(message: pb.Frame, kind: str) -> None:
@@ -157,7 +160,12 @@ def _are_peers(members: Sequence[PeerId]) -> bool:
     return len({*members}) == len(members) and all(0 < len(each) <= MOST_LETTERS for each in members)
 
 
-def _digest(told: str) -> str:
+def check_digest(told: str) -> str:
+    """Return a digest that a peer tells, which may be empty.
+
+    Raises:
+        FormatError: it is neither empty nor one.
+    """
     if told and (len(told) != DIGEST_LETTERS or any(letter not in "0123456789abcdef" for letter in told)):
         raise FormatError("a digest that is none")
     return told

@@ -7,13 +7,17 @@ what somebody made up is not. A payload is false in most of its numbers or it do
 tell; their places are drawn by who receives it, and nobody else knows them before the check.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 
 import numpy as np
 import numpy.typing as npt
 
 from protocol.codec.frames import LARGEST, FramePosition, FrameRules
+from protocol.codec.seating import check_digest
 from protocol.errors import FormatError
+from protocol.layout import parts_followed
 from protocol.manifest import Manifest
 from protocol.schemas import spot_checks_pb2 as pb
 
@@ -39,6 +43,35 @@ class ReceivedPass:
     seed: int
     activations: PayloadSample
     gradients: PayloadSample
+    group_digest: str
+    """Over the outer state from which its group began the round, as the stages say; empty if they do not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Likeness:
+    """How like what a stage received is to what the outer state makes of the microbatch, as cosines; 0 where the stage
+    has no such neighbour."""
+
+    activations: float
+    gradients: float
+    same_state: bool
+    """Whether that outer state is the one from which the group began the round: then payloads of the round's first
+    inner step differ by number formats alone."""
+
+
+def group_digest(digests: Mapping[str, str], manifest: Manifest, stage: int, behind: str) -> str:
+    """SHA-256 in hexadecimal over the outer state from which a stage and those behind it begin a round: over the
+    digests of the parts that the stage follows, and what the stage behind says (empty at the last one)."""
+    own = "".join(digests[part] for part in parts_followed(manifest, stage))
+    return sha256(f"{own}{behind}".encode()).hexdigest()
+
+
+def whole_group_digest(digests: Mapping[str, str], manifest: Manifest) -> str:
+    """The `group_digest` of all stages of a group whose outer state has these digests."""
+    behind = ""
+    for stage in reversed(range(manifest.replicas.stages)):
+        behind = group_digest(digests, manifest, stage, behind)
+    return behind
 
 
 def places(seed: int, size: int) -> npt.NDArray[np.int64]:
@@ -65,6 +98,7 @@ def pack_question(asked: ReceivedPass) -> pb.SpotCheckQuestion:
         seed=asked.seed,
         activations=asked.activations.astype("<f4").tobytes(),
         gradients=asked.gradients.astype("<f4").tobytes(),
+        group_digest=asked.group_digest,
     )
 
 
@@ -88,6 +122,7 @@ def unpack_question(message: pb.SpotCheckQuestion, manifest: Manifest) -> Receiv
         message.seed,
         _sample(message.activations, SAMPLED if message.stage else 0),
         _sample(message.gradients, SAMPLED if message.stage < last else 0),
+        check_digest(message.group_digest),
     )
 
 

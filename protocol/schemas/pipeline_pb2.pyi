@@ -73,20 +73,24 @@ class RoundOffer(_message.Message):
     def __init__(self, round: _Optional[int] = ..., step: _Optional[int] = ..., members: _Optional[_Iterable[str]] = ..., attempt: _Optional[int] = ..., slot: _Optional[int] = ..., embedding_digest: _Optional[str] = ..., compression: _Optional[int] = ..., goal: _Optional[int] = ..., patience: _Optional[float] = ...) -> None: ...
 
 class RoundAnswer(_message.Message):
-    __slots__ = ("round", "step", "embedding_digest")
+    __slots__ = ("round", "step", "embedding_digest", "group_digest")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     EMBEDDING_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    GROUP_DIGEST_FIELD_NUMBER: _ClassVar[int]
     round: int
     step: int
     embedding_digest: str
-    def __init__(self, round: _Optional[int] = ..., step: _Optional[int] = ..., embedding_digest: _Optional[str] = ...) -> None: ...
+    group_digest: str
+    def __init__(self, round: _Optional[int] = ..., step: _Optional[int] = ..., embedding_digest: _Optional[str] = ..., group_digest: _Optional[str] = ...) -> None: ...
 
 class RoundStart(_message.Message):
-    __slots__ = ("step",)
+    __slots__ = ("step", "group_digest")
     STEP_FIELD_NUMBER: _ClassVar[int]
+    GROUP_DIGEST_FIELD_NUMBER: _ClassVar[int]
     step: int
-    def __init__(self, step: _Optional[int] = ...) -> None: ...
+    group_digest: str
+    def __init__(self, step: _Optional[int] = ..., group_digest: _Optional[str] = ...) -> None: ...
 
 class Place(_message.Message):
     __slots__ = ("round", "step", "microbatch")

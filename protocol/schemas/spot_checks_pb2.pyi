@@ -5,7 +5,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class SpotCheckQuestion(_message.Message):
-    __slots__ = ("round", "stage", "compression", "tokens", "seed", "activations", "gradients")
+    __slots__ = ("round", "stage", "compression", "tokens", "seed", "activations", "gradients", "group_digest")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     COMPRESSION_FIELD_NUMBER: _ClassVar[int]
@@ -13,6 +13,7 @@ class SpotCheckQuestion(_message.Message):
     SEED_FIELD_NUMBER: _ClassVar[int]
     ACTIVATIONS_FIELD_NUMBER: _ClassVar[int]
     GRADIENTS_FIELD_NUMBER: _ClassVar[int]
+    GROUP_DIGEST_FIELD_NUMBER: _ClassVar[int]
     round: int
     stage: int
     compression: int
@@ -20,14 +21,17 @@ class SpotCheckQuestion(_message.Message):
     seed: int
     activations: bytes
     gradients: bytes
-    def __init__(self, round: _Optional[int] = ..., stage: _Optional[int] = ..., compression: _Optional[int] = ..., tokens: _Optional[bytes] = ..., seed: _Optional[int] = ..., activations: _Optional[bytes] = ..., gradients: _Optional[bytes] = ...) -> None: ...
+    group_digest: str
+    def __init__(self, round: _Optional[int] = ..., stage: _Optional[int] = ..., compression: _Optional[int] = ..., tokens: _Optional[bytes] = ..., seed: _Optional[int] = ..., activations: _Optional[bytes] = ..., gradients: _Optional[bytes] = ..., group_digest: _Optional[str] = ...) -> None: ...
 
 class SpotCheckAnswer(_message.Message):
-    __slots__ = ("activations", "gradients", "granted")
+    __slots__ = ("activations", "gradients", "granted", "same_state")
     ACTIVATIONS_FIELD_NUMBER: _ClassVar[int]
     GRADIENTS_FIELD_NUMBER: _ClassVar[int]
     GRANTED_FIELD_NUMBER: _ClassVar[int]
+    SAME_STATE_FIELD_NUMBER: _ClassVar[int]
     activations: float
     gradients: float
     granted: bytes
-    def __init__(self, activations: _Optional[float] = ..., gradients: _Optional[float] = ..., granted: _Optional[bytes] = ...) -> None: ...
+    same_state: bool
+    def __init__(self, activations: _Optional[float] = ..., gradients: _Optional[float] = ..., granted: _Optional[bytes] = ..., same_state: _Optional[bool] = ...) -> None: ...

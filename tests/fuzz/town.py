@@ -125,7 +125,7 @@ async def _begin(upstream: Link, me: PeerId) -> None:
     upstream.send(pack_answer(AnswerFrame(offer.round, offer.step, offer.embedding_digest)))
     said = await upstream.receive()
     with upstream.blamed():
-        step = unpack_start(said, offer.step, offer.goal)
+        step, _ = unpack_start(said, offer.step, offer.goal)
     said = await upstream.receive()
     with upstream.blamed():
         place = FramePosition(offer.round, step, 0)

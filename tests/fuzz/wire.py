@@ -182,7 +182,7 @@ def read_end(data: bytes) -> EndFrame:
 
 GROUP = PEER, AUTHOR.peer_id
 OFFER = seating.OfferFrame(2, 1, GROUP, 3, 1, SHA256, MANIFEST.compressions[0], MANIFEST.inner.steps, 20.0)
-ANSWER = seating.AnswerFrame(2, 1, SHA256)
+ANSWER = seating.AnswerFrame(2, 1, SHA256, SHA256)
 
 
 def read_seats(data: bytes) -> tuple[PeerId, ...]:
@@ -197,7 +197,7 @@ def read_answer(data: bytes) -> seating.AnswerFrame:
     return seating.unpack_answer(from_protobuf(pipeline_pb2.Frame, data), MANIFEST)
 
 
-def read_start(data: bytes) -> int:
+def read_start(data: bytes) -> tuple[int, str]:
     return seating.unpack_start(from_protobuf(pipeline_pb2.Frame, data), 1, 3)
 
 
@@ -209,14 +209,15 @@ QUESTION = spot_check.ReceivedPass(
     7,
     spot_check.NOTHING,
     np.ones(spot_check.SAMPLED, np.float32),
+    SHA256,
 )
 
 
-def read_question(data: bytes) -> tuple[int, int, int]:
+def read_question(data: bytes) -> tuple[int, int, int, str]:
     asked = spot_check.unpack_question(from_protobuf(spot_checks_pb2.SpotCheckQuestion, data), MANIFEST)
     assert np.isfinite(spot_check.likeness(asked.gradients, asked.gradients))
     assert asked.tokens.max() < MANIFEST.model.vocabulary
-    return asked.round, asked.stage, asked.seed
+    return asked.round, asked.stage, asked.seed, asked.group_digest
 
 
 def read_comparison(data: bytes) -> list[list[bytes]]:
@@ -300,11 +301,11 @@ WIRE = (
     Reader("seats", read_seats, ((seating.pack_seats(GROUP).SerializeToString(), GROUP),)),
     Reader("a round's offer", read_offer, ((seating.pack_offer(OFFER).SerializeToString(), OFFER),)),
     Reader("a round's answer", read_answer, ((seating.pack_answer(ANSWER).SerializeToString(), ANSWER),)),
-    Reader("a round's start", read_start, ((seating.pack_start(2).SerializeToString(), 2),)),
+    Reader("a round's start", read_start, ((seating.pack_start(2, SHA256).SerializeToString(), (2, SHA256)),)),
     Reader(
         "a spot check's question",
         read_question,
-        ((spot_check.pack_question(QUESTION).SerializeToString(), (2, 0, 7)),),
+        ((spot_check.pack_question(QUESTION).SerializeToString(), (2, 0, 7, SHA256)),),
     ),
     Reader("comparison", read_comparison, ((comparison(), [[]]),)),
     Reader(

@@ -13,6 +13,7 @@ from peer.swarm.group.stage_round import StageRound
 from peer.telemetry.decisions import SpotChecked
 from peer.telemetry.events import GroupFormed, RoundDone
 from peer.telemetry.group_decisions import Dismissed
+from protocol.codec.spot_check import Likeness
 from tests.world import test_cases
 from tests.world.test_cases import MakeWorld, join, told
 from tests.world.world import World
@@ -43,18 +44,18 @@ def join_auditor(run: World) -> Any:
 @pytest.fixture
 def checked(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The likenesses that the observer has found."""
-    found, true = list[float](), Recomputation.likenesses
+    found, true = list[float](), Recomputation.likeness
 
-    def noted(self: Recomputation, grids: Any, asked: Any) -> tuple[float, float]:
-        both = true(self, grids, asked)
-        found.extend(each for each in both if each)
-        return both
+    def noted(self: Recomputation, *of: Any) -> Likeness:
+        like = true(self, *of)
+        found.extend(each for each in (like.activations, like.gradients) if each)
+        return like
 
-    monkeypatch.setattr(Recomputation, "likenesses", noted)
+    monkeypatch.setattr(Recomputation, "likeness", noted)
     return found
 
 
-def who_is_blamed(run: World, monkeypatch: pytest.MonkeyPatch, stage: int) -> None:
+def who_is_blamed(run: World, monkeypatch: pytest.MonkeyPatch, stage: int, kind: str = "made-up") -> None:
     """See that the liar, at `stage`, is found by who sits beside it, in at most three rounds of its lies."""
     trainers, honest = dict[int, Any](), StageRound.load
 
@@ -62,7 +63,7 @@ def who_is_blamed(run: World, monkeypatch: pytest.MonkeyPatch, stage: int) -> No
         await honest(self, round, *more)
         liar = trainers.setdefault(self.trainer.index, self.trainer)  # who takes its seat later has another
         if self.trainer is liar and liar.index == stage and round > HONEST_ROUNDS:
-            falsify(self.trainer, "made-up", (round, self.steps))
+            falsify(self.trainer, kind, (round, self.steps))
 
     monkeypatch.setattr(StageRound, "load", lie)
     observer = join_auditor(run)
@@ -85,6 +86,16 @@ def test_who_makes_up_payloads_is_found_by_who_received_one_first(
     who_is_blamed(world(**TABLES), monkeypatch, stage)
 
 
+@pytest.mark.parametrize(("stage", "optimizer", "kind"), [(1, "adamw", "biased"), (3, "muon", "noisy")])
+def test_gradients_that_are_wrong_by_a_tenth_are_found_in_a_first_step(
+    world: MakeWorld, monkeypatch: pytest.MonkeyPatch, stage: int, optimizer: str, kind: str
+):
+    """Each stage sees one payload of it in a round, however few it sees."""
+    monkeypatch.setattr(likenesses, "CHECKS_OF_GROUP", STAGES / likenesses.EXACT_SHARE)
+    run = world(**(TABLES | {"inner": TABLES["inner"] | {"optimizer": optimizer}}))
+    who_is_blamed(run, monkeypatch, stage, kind)
+
+
 @pytest.mark.parametrize(("stage", "finder"), [(0, 3), (3, 0)])
 def test_who_sits_beside_it_hears_of_a_doubt_from_far(
     world: MakeWorld, monkeypatch: pytest.MonkeyPatch, checked: list[float], stage: int, finder: int
@@ -99,6 +110,27 @@ def test_who_sits_beside_it_hears_of_a_doubt_from_far(
     monkeypatch.setattr(SpotChecking, "step_taken", step_taken)
     monkeypatch.setattr(likenesses, "CHECKS_OF_GROUP", STAGES * likenesses.CHECKS_OF_GROUP)
     who_is_blamed(world(**TABLES), monkeypatch, stage)
+
+
+def test_a_group_that_began_from_another_state_is_not_held_to_the_observers(
+    world: MakeWorld, monkeypatch: pytest.MonkeyPatch
+):
+    """As where a contribution has come to the one and not yet to the other."""
+    true, asked = Recomputation.likeness, list[bool]()
+
+    def likeness(self: Recomputation, *of: Any) -> Likeness:
+        like = true(self, *of)
+        asked.append(like.same_state)
+        return Likeness(0.95 * like.activations, 0.95 * like.gradients, same_state=False)
+
+    monkeypatch.setattr(Recomputation, "likeness", likeness)
+    run = world(**(TABLES | {"outer": {"rounds": 2}}))
+    observer = join_auditor(run)
+    group = [join(run, f"stage-{each}", "volunteer", each, speed=SPEED) for each in range(STAGES)]
+    assert run.run_until(lambda: all(each.process is None for each in (*group, observer)), 3600)
+    assert len(asked) > STAGES
+    assert all(asked)
+    assert not any(told(each, Dismissed) for each in group)
 
 
 def test_nobody_is_blamed_where_all_are_honest(world: MakeWorld, checked: list[float]):

@@ -78,16 +78,18 @@ class Agreement:
         if not answer.holds(offer):
             await self._meet(answer)
             return None
-        self.here.open_pipeline(Attempt(self.seats.replica, offer.attempt), self.seats.upstream, self.seats.downstream)
-        step = max(self.here.steps, answer.step)
+        here = self.here
+        here.open_pipeline(Attempt(self.seats.replica, offer.attempt), self.seats.upstream, self.seats.downstream)
+        step = max(here.steps, answer.step)
+        digest = here.group_digest(answer.group_digest)
         if self.seats.upstream is not None:
-            self.seats.upstream.send(pack_answer(AnswerFrame(offer.round, step, offer.embedding_digest)))
-            said = await self._told(self.seats.upstream, self.here.trainer.index, offer.round)
+            self.seats.upstream.send(pack_answer(AnswerFrame(offer.round, step, offer.embedding_digest, digest)))
+            said = await self._told(self.seats.upstream, here.trainer.index, offer.round)
             with self.seats.upstream.blamed():
-                step = unpack_start(said, step, offer.goal)
+                step, digest = unpack_start(said, step, offer.goal)
         if self.seats.downstream is not None:
-            self.seats.downstream.send(pack_start(step))
-        self.here.steps = step
+            self.seats.downstream.send(pack_start(step, digest))
+        here.start(step, digest)
         return offer
 
     async def _offer(self) -> OfferFrame:

@@ -4,13 +4,17 @@ state (`protocol/codec/spot_check.py`); and how many are checked. Pure.
 Weights move in a round, so honest payloads become less like; how much depends on the model, the optimizer, its rate and
 the text, and is not the same from step to step (`benchmarks/recompute.py`). But those of one inner step, which the same
 weights made of other sequences, are about equally like. So a payload is judged by others of the same neighbour's and
-step, and not at all where these are not like either. At a round's first step the weights are those of the outer state.
+step, and not at all where these are not like either.
+
+If the group began the round from the observer's outer state, payloads of the first step are *exact*: they differ by
+number formats alone. So each of these is judged by itself, and one that is wrong by a tenth is found.
 """
 
 from collections.abc import Mapping
 from statistics import median
 
 from protocol.manifest import Manifest
+from protocol.tensor_formats import FORMATS
 
 LIKE = 0.4
 """Where the others of its step are at least so like, in the middle, a payload can be judged."""
@@ -23,8 +27,19 @@ DOUBTED = 0.4
 """And so is one below this share, if another stage doubts the microbatch: who sits between the two may have been sent
 what is less unlike than what it made of it."""
 
-FIRST = 0.6
-"""A payload of a round's first step that is less like than this is false: honest ones differ by number formats only."""
+EXACT = 0.9975
+"""An exact payload that is less like than this is false. Where a stage computes in bf16 and the observer in fp32, the
+least of small models is 0.9997; with a tenth of noise it is 0.9955 at most (`benchmarks/recompute.py`)."""
+
+EXACT_DOUBTED = 0.9985
+"""And so is one below this, if another stage doubts the microbatch."""
+
+EXACT_COARSE = 0.9
+"""The same of formats of fewer than eight bits, in which honest ones are down to 0.993."""
+
+EXACT_SHARE = 0.5
+"""Of the checks that a stage makes in a round on average, so many are of the first step, but one at most: it shows what
+no later one does."""
 
 ENOUGH = 3
 """So many others of the step are seen before one is judged."""
@@ -53,10 +68,19 @@ def judges_gradients(manifest: Manifest) -> bool:
     return manifest.inner.optimizer == "muon"
 
 
-def is_first_exact(manifest: Manifest) -> bool:
-    """Whether a round's first step is taken by the weights of the outer state: not where the next round begins before
-    the last one is in it."""
-    return not manifest.outer.overlap
+def checks_of_the_first_step(manifest: Manifest) -> float:
+    """How many of its spot checks in a round each member makes of the first step, on average. None of its payloads are
+    exact where the next round begins before the last one is in the outer state."""
+    in_a_round = checks_in_a_step(manifest) * manifest.inner.steps
+    return 0.0 if manifest.outer.overlap else min(1.0, EXACT_SHARE * in_a_round)
+
+
+def least_exact(wire: str, doubted: bool = False) -> float:
+    """The likeness below which an exact payload in this number format is false. `doubted`: another stage has its
+    doubts."""
+    if FORMATS[wire].bits < 8:
+        return EXACT_COARSE
+    return EXACT_DOUBTED if doubted else EXACT
 
 
 def others_of_step(number: int, n: int) -> list[int]:
@@ -71,16 +95,14 @@ def usual(number: int, n: int, seen: Likenesses) -> float | None:
     return median(others) if len(others) >= ENOUGH else None
 
 
-def is_suspicious(number: int, n: int, seen: Likenesses, first_exact: bool) -> bool:
-    """Whether a payload that has been seen is so unlike that others of its step are worth seeing, too."""
-    return seen[number] < (FIRST if first_exact and number < n else FALSE)
+def is_suspicious(number: int, seen: Likenesses) -> bool:
+    """Whether a payload that has been seen, and is not exact, is so unlike that others of its step are worth seeing."""
+    return seen[number] < FALSE
 
 
-def is_false(number: int, n: int, seen: Likenesses, first_exact: bool, doubted: bool = False) -> bool:
-    """Whether the payload of a microbatch that has been seen is false. `first_exact`: at a round's first step the
-    weights are those of the outer state. `doubted`: another stage has its doubts."""
-    if first_exact and number < n:
-        return seen[number] < FIRST
+def is_false(number: int, n: int, seen: Likenesses, doubted: bool = False) -> bool:
+    """Whether the payload of a microbatch that has been seen, and is not exact, is false. `doubted`: another stage has
+    its doubts."""
     middle = usual(number, n, seen)
     return middle is not None and middle >= LIKE and seen[number] < (DOUBTED if doubted else FALSE) * middle
 

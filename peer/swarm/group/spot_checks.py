@@ -27,7 +27,7 @@ from peer.swarm.group import likenesses
 from peer.swarm.rounds.outer_round import OuterLoop
 from protocol.clock import monotonic
 from protocol.codec.frames import FramePosition, pack_doubt
-from protocol.codec.spot_check import NOTHING, ReceivedPass
+from protocol.codec.spot_check import NOTHING, Likeness, ReceivedPass
 from protocol.identity import PeerId
 from protocol.manifest import Manifest
 from protocol.schemas import pipeline_pb2 as pb
@@ -68,6 +68,8 @@ class Received:
     passes: dict[int, PassInHand] = field(default_factory=dict)
     seed: int = field(default_factory=lambda: random.getrandbits(64))
     """Of the places: nobody may know it before this stage asks."""
+    group_digest: str = ""
+    """Over the outer state from which the group began the round."""
     at: Tensor | None = None
     """The places, on the stage's device: the same in all payloads of an inner loop."""
 
@@ -88,8 +90,8 @@ class Received:
         if kept is None or (kept.activations is None and self.stage) or (kept.gradients is None and not last):
             return None
         compression = self.manifest.compressions[0]
-        both = (NOTHING if each is None else each.cpu().numpy() for each in (kept.activations, kept.gradients))
-        return ReceivedPass(round, self.stage, compression, kept.tokens, self.seed, *both)
+        there, back = (NOTHING if each is None else each.cpu().numpy() for each in (kept.activations, kept.gradients))
+        return ReceivedPass(round, self.stage, compression, kept.tokens, self.seed, there, back, self.group_digest)
 
     def _sample(self, payload: Tensor | None, backward: bool) -> Tensor | None:
         if payload is None:
@@ -116,6 +118,8 @@ class SpotChecking:
     """Likenesses of what came from the stage before, by microbatch."""
     gradients: dict[int, float] = field(default_factory=dict)
     """Likenesses of what came from the stage behind, where they are judged."""
+    exact: set[int] = field(default_factory=set)
+    """The microbatches of the round's first step that were computed again from the weights that the group had."""
     doubted: set[int] = field(default_factory=set)
     """The microbatches that some stage of the group has asked all to check."""
     heard: Counter[PeerId] = field(default_factory=Counter)
@@ -130,9 +134,12 @@ class SpotChecking:
     """The time from which microbatches are drawn: a while after a question that was not answered."""
     over: bool = False
     one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
+    first_after: int = field(init=False)
+    """After so many steps of the round a microbatch of the first is checked: not all groups' at the same time."""
 
     def __post_init__(self) -> None:
         """Hear of others' doubts from now on."""
+        self.first_after = random.randint(1, max(1, min(PASSES_KEPT // self._n, self.outer.manifest.inner.steps)))
         for link in self._links:
             link.aside = partial(self._hear, link)
 
@@ -155,9 +162,15 @@ class SpotChecking:
 
     def step_taken(self, steps: int) -> None:
         """So many inner steps of the round are behind this stage: check a microbatch of one of them, now and then."""
-        due = likenesses.checks_in_a_step(self.outer.manifest)
+        manifest, due = self.outer.manifest, likenesses.checks_in_a_step(self.outer.manifest)
         here = [number for number in list(self.received.passes) if number < steps * self._n and self._links]
-        for _ in range(int(due) + (random.random() < due % 1)) if here and monotonic() >= self.again else ():
+        if not here or monotonic() < self.again:
+            return
+        first = [number for number in here if number < self._n]
+        if first and steps == self.first_after and random.random() < likenesses.checks_of_the_first_step(manifest):
+            self.owed += 1
+            self.tasks.create_task(self._look(random.choice(first)))
+        for _ in range(int(due) + (random.random() < due % 1)):
             if self.owed:
                 self.owed -= 1
             else:
@@ -175,27 +188,31 @@ class SpotChecking:
 
     def _compared_with(self, number: int) -> list[int]:
         """The microbatches of the same step that show how like payloads of it usually are."""
-        if likenesses.is_first_exact(self.outer.manifest) and number < self._n:
-            return []
-        return likenesses.others_of_step(number, self._n)[: likenesses.ENOUGH]
+        return [] if number in self.exact else likenesses.others_of_step(number, self._n)[: likenesses.ENOUGH]
 
     def _is_suspicious(self, number: int) -> bool:
-        exact = likenesses.is_first_exact(self.outer.manifest)
-        return any(
-            number in seen and likenesses.is_suspicious(number, self._n, seen, exact) for *_, seen in self._sides
-        )
+        return any(number in seen and likenesses.is_suspicious(number, seen) for *_, seen in self._sides)
+
+    def _is_false(self, number: int, backward: bool, seen: dict[int, float]) -> bool:
+        doubted = number in self.doubted
+        if number in self.exact:
+            return seen[number] < likenesses.least_exact(self.outer.manifest.replicas.wires[backward], doubted)
+        return likenesses.is_false(number, self._n, seen, doubted)
 
     async def _check(self, number: int) -> None:
         """Have a microbatch computed again, if it was not yet, and note how like what came of it is."""
         if any(number in seen for *_, seen in self._sides) or (answer := await self._ask(number)) is None:
             return
+        manifest = self.outer.manifest
+        if answer.same_state and number < self._n and not manifest.outer.overlap:
+            self.exact.add(number)
         if self.upstream is not None:
-            self.activations[number] = answer[0]
-        if self.downstream is not None and likenesses.judges_gradients(self.outer.manifest):
-            self.gradients[number] = answer[1]
+            self.activations[number] = answer.activations
+        if self.downstream is not None and (number in self.exact or likenesses.judges_gradients(manifest)):
+            self.gradients[number] = answer.gradients
 
-    async def _ask(self, number: int) -> tuple[float, float] | None:
-        """How like the activations and the gradients of a microbatch are; None: nobody says, or it is too late."""
+    async def _ask(self, number: int) -> Likeness | None:
+        """How like what came of a microbatch is; None: nobody says, or it is too late."""
         async with self.one_at_a_time:
             asked = await self.outer.followed.torch_thread.run(self.received.read, self.round, number)
             if self.over or asked is None:
@@ -210,12 +227,10 @@ class SpotChecking:
     def _judge(self) -> None:
         """Doubt what is false, and accuse the sender of what came first in the order of passes."""
         found: list[tuple[int, bool, int]] = []
-        stage, manifest = self.received.stage, self.outer.manifest
-        exact = likenesses.is_first_exact(manifest)
+        stage, stages = self.received.stage, self.outer.manifest.replicas.stages
         for backward, _, seen in self._sides:
-            place = likenesses.rank(stage, manifest.replicas.stages, backward)
-            false = [each for each in seen if likenesses.is_false(each, self._n, seen, exact, each in self.doubted)]
-            found += [(place, backward, number) for number in false]
+            place = likenesses.rank(stage, stages, backward)
+            found += [(place, backward, number) for number in seen if self._is_false(number, backward, seen)]
         for number in {number for *_, number in found} - self.doubted:
             self._tell([*self._compared_with(number), number])
         if found and (self.accusing is None or min(found)[0] < self.accusing):
@@ -230,10 +245,10 @@ class SpotChecking:
             return  # neither could the others have checked it by now
         if self.over or self.accusing != place or link is None:
             return
-        middle = likenesses.usual(number, self._n, seen)
+        middle = None if number in self.exact else likenesses.usual(number, self._n, seen)
         beside = "" if middle is None else f", others of the step {middle:.2f}"
         what = "gradients" if backward else "activations"
-        like = f"{seen[number]:.2f} like what the outer state makes of them{beside}"
+        like = f"{seen[number]:.3g} like what the outer state makes of them{beside}"
         self.accuse(link.breach(f"sent false {what} of {self._position(number)}: {like}"))
 
     def _position(self, number: int) -> FramePosition:

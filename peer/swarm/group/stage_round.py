@@ -23,6 +23,7 @@ from peer.telemetry.decisions import EndedEarly, Waiting
 from peer.telemetry.events import RoundDone, StepDone
 from protocol.clock import monotonic
 from protocol.codec.frames import FrameRules
+from protocol.codec.spot_check import group_digest
 from protocol.errors import LostMemberError
 from protocol.identity import EMBEDDING, PeerId
 from protocol.net.blobs import BlobService
@@ -65,7 +66,8 @@ class StageRound:
     """The inner steps that the group means to take in this round."""
     compression: int = 1
     """d / k of the frames of this round."""
-    embedding_digest: str = ""
+    digests: dict[str, str] = field(default_factory=dict)
+    """Of the outer state that it was loaded from, by part."""
     pipeline: PipelineStage | None = None
     attempt: Attempt | None = None
     """The attempt of the group that it is in."""
@@ -90,9 +92,18 @@ class StageRound:
             self.round, self.steps, self.own_steps = round, 0, 0
             if self.trainer.index == 0:
                 self.share, self.goal = self.outer.workload.begin(round), self.outer.workload.goal
-            self.embedding_digest = self.outer.followed.digests[EMBEDDING] if self.outer.manifest.compressed else ""
+            self.digests = self.outer.followed.digests
             self.started = monotonic()
         self.steps, self.goal = max(self.steps, steps), goal or self.goal
+
+    @property
+    def embedding_digest(self) -> str:
+        """That of the token embedding that all stages must hold; empty if they need none."""
+        return self.digests.get(EMBEDDING, "") if self.outer.manifest.compressed else ""
+
+    def group_digest(self, behind: str) -> str:
+        """Over the outer state that this stage begins the round from, and `behind`, what those behind it do."""
+        return group_digest(self.digests, self.outer.manifest, self.trainer.index, behind)
 
     async def compare_with(self, peer: PeerId) -> None:
         """Take from another member what it has and this peer has not."""
@@ -119,6 +130,12 @@ class StageRound:
             goal=self.goal,
             received=Received(manifest.at(self.compression), stage),
         )
+
+    def start(self, step: int, group_digest: str) -> None:
+        """All stages have agreed: begin at this inner step, from the outer state of this digest."""
+        assert self.pipeline is not None
+        assert self.pipeline.received is not None
+        self.steps, self.pipeline.received.group_digest = step, group_digest
 
     @property
     def waits_for(self) -> Link | None:

@@ -45,6 +45,7 @@ class FollowedPart:
     steps: dict[int, dict[PeerId, int]] = field(default_factory=dict)
     claims: list[Claim] = field(default_factory=list)
     digest: str = ""
+    """Of the grid; empty while that changes."""
     left_after: int = 0
     """The last round that this peer had contributed to when it left a stage, this one or another, to move; 0: none."""
 
@@ -109,6 +110,7 @@ class FollowedParts:
             if round <= last or round in due:
                 while (after := followed.ledger.chosen(round)) != (before := followed.settled.get(round, {})):
                     contributions = await self.read_all(before), await self.read_all(after)
+                    followed.digest = ""
                     await self.torch_thread.run(followed.state.replace, *contributions)
                     followed.settled[round] = after  # the set may have changed meanwhile
                     followed.steps[round] = {each.name.author: each.steps for each in contributions[1]}
@@ -186,7 +188,7 @@ class FollowedParts:
         followed.ledger.closed = {}
         self.reading = header.reading or self.reading
         await self.torch_thread.run(followed.state.adopt, folded)
-        followed.settled, followed.steps, followed.claims = {}, {}, []
+        followed.settled, followed.steps, followed.claims, followed.digest = {}, {}, [], ""
         self.claim(header)
         return await self._account(followed)
 

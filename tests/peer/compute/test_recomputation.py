@@ -11,12 +11,13 @@ from peer.compute.evaluation import Evaluator
 from peer.compute.recomputation import PASSES_KEPT, Recomputation, sample
 from peer.compute.trainer import StageTrainer
 from peer.model.number_format import number_format
-from protocol.codec.spot_check import NOTHING, PayloadSample, ReceivedPass
+from protocol.codec.spot_check import NOTHING, Likeness, PayloadSample, ReceivedPass, whole_group_digest
 from protocol.manifest import Manifest
 from tests.peer.compute.test_replica import CPU, SIZES, genesis, manifest
 from tests.reference.boundary import orthonormal
 
 STAGES = 4
+DIGESTS = {"embedding": "e"} | {f"stage-{stage}": str(stage) for stage in range(STAGES)}
 
 
 def run_of(compression: int | str, wire: str, **replicas: Any) -> Manifest:
@@ -82,7 +83,7 @@ def test_a_stage_is_told_how_like_what_it_received_is(stage: int):
     tokens_BM = tokens_of(run, 5)
     activations, gradients = passed(run, 4, tokens_BM)
 
-    def told(seed: int, turned: float) -> tuple[float, float]:
+    def told(seed: int, turned: float, digest: str = whole_group_digest(DIGESTS, run)) -> Likeness:
         came = [sample(each.float(), seed).numpy() for each in activations]
         back = [sample(turned * each.float(), seed).numpy() for each in gradients]
         first, last = stage == 0, stage == STAGES - 1
@@ -90,15 +91,21 @@ def test_a_stage_is_told_how_like_what_it_received_is(stage: int):
             NOTHING if first else came[stage - 1],
             NOTHING if last else back[stage],
         )
-        asked = ReceivedPass(1, stage, 4, tokens_BM.numpy(), seed, *both)
-        return recomputation.likenesses(genesis(run), asked)
+        asked = ReceivedPass(1, stage, 4, tokens_BM.numpy(), seed, *both, digest)
+        return recomputation.likeness(genesis(run), DIGESTS, asked)
 
     for seed, turned in ((1, 1.0), (2, -1.0), (1, 3.0)):
-        there, back = told(seed, turned)
-        assert there == (pytest.approx(1, abs=1e-3) if stage else 0.0)
-        assert back == (pytest.approx(np.sign(turned), abs=1e-3) if stage < STAGES - 1 else 0.0)
+        like = told(seed, turned)
+        assert like.activations == (pytest.approx(1, abs=1e-3) if stage else 0.0)
+        assert like.gradients == (pytest.approx(np.sign(turned), abs=1e-3) if stage < STAGES - 1 else 0.0)
+        assert like.same_state
+    assert not told(1, 1.0, digest="").same_state
     assert len(recomputation.kept) == 1
     for seed in range(PASSES_KEPT + 1):
-        asked = ReceivedPass(1, 0, 4, tokens_of(run, seed).numpy(), 1, NOTHING, np.ones(2048, np.float32))
-        recomputation.likenesses(genesis(run), asked)
+        asked = ReceivedPass(1, 0, 4, tokens_of(run, seed).numpy(), 1, NOTHING, np.ones(2048, np.float32), "")
+        recomputation.likeness(genesis(run), DIGESTS, asked)
     assert len(recomputation.kept) == PASSES_KEPT
+    moved = DIGESTS | {"stage-2": "another"}
+    recomputation.likeness(genesis(run), moved, asked)
+    assert len(recomputation.kept) == PASSES_KEPT
+    assert next(reversed(recomputation.kept))[0] == whole_group_digest(moved, run), "it was computed from another state"

@@ -94,10 +94,10 @@ def test_only_the_stage_before_is_heard_and_the_others_are_told_so(tmp_path: Pat
         for replica in (made.first.id, made.beside.id, made.member.id):
             assert await made.refused(made.beside, replica) == words
         async with made.calling(made.first, made.first.id) as downstream:  # the false ones have bound nobody
-            downstream.send(pack_start(3))
+            downstream.send(pack_start(3, ""))
             made.seats.sit_down()
             assert made.seats.upstream is not None
-            assert unpack_start(await made.seats.upstream.receive(), 0, 3) == 3
+            assert unpack_start(await made.seats.upstream.receive(), 0, 3) == (3, "")
             assert made.seats.replica == made.first.id
 
     called(tmp_path, scene)
@@ -113,8 +113,8 @@ def test_who_has_a_stage_before_it_hears_no_other_and_that_one_goes_on(tmp_path:
             for caller in (made.another_first, made.first):
                 assert await made.refused(caller, caller.id) == "this peer is in another group"
             assert upstream is not None
-            downstream.send(pack_start(3))
-            assert unpack_start(await upstream.receive(), 0, 3) == 3
+            downstream.send(pack_start(3, ""))
+            assert unpack_start(await upstream.receive(), 0, 3) == (3, "")
         await until(lambda: upstream.ended)
         assert not made.seats.is_called
         async with made.calling(made.another_first, made.another_first.id):

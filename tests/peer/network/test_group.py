@@ -94,9 +94,9 @@ async def linked(stopped: bool = False) -> AsyncIterator[tuple[Neighbours, async
     async with stage_1() as made:
         if stopped:
             made.downstream.beat = None
-        made.downstream.send(pack_start(7))
+        made.downstream.send(pack_start(7, ""))
         carrying = asyncio.create_task(made.carry())
-        assert unpack_start(await made.upstream.receive(), 0, 7) == 7
+        assert unpack_start(await made.upstream.receive(), 0, 7) == (7, "")
         try:
             yield made, carrying
         finally:
@@ -138,7 +138,7 @@ def test_a_call_that_is_welcomed_carries_what_both_say_until_one_hangs_up():
 def test_who_takes_the_call_goes_by_the_certificate_of_whoever_calls():
     async def scene() -> None:
         async with stage_1() as made:
-            made.downstream.send(pack_start(7))
+            made.downstream.send(pack_start(7, ""))
             calling = asyncio.create_task(made.carry("another", ReplicaId("any")))
             await made.upstream.receive()
             assert made.called == [(identity("another").peer_id, ReplicaId("any"))]

@@ -9,13 +9,14 @@ import pytest
 
 from peer.network import spot_check_service
 from peer.network.spot_check_service import SpotCheckService
-from protocol.codec.spot_check import NOTHING, SAMPLED, ReceivedPass, pack_question
+from protocol.codec.spot_check import NOTHING, SAMPLED, Likeness, ReceivedPass, pack_question
 from protocol.identity import PeerId
 from protocol.limits import SPOT_CHECK_SAVED_SECONDS, SPOT_CHECKS_OF_ONE, SPOT_CHECKS_WAIT
 from protocol.schemas import spot_checks_pb2 as pb
 from tests.reference.small_manifest import small_manifest
 
 MANIFEST = small_manifest(outer={"rounds": 5})
+DIGEST = "ab" * 32
 
 
 class RefusedCall(Exception):
@@ -43,15 +44,15 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def service(granted: bytes = b"the operator's word") -> SpotCheckService:
     attested: Any = SimpleNamespace(granted=granted)
 
-    async def check(asked: ReceivedPass) -> tuple[float, float]:
-        return 0.0, asked.round / 10
+    async def check(asked: ReceivedPass) -> Likeness:
+        return Likeness(0.0, asked.round / 10, asked.group_digest == DIGEST)
 
     return SpotCheckService(MANIFEST, attested, check, lambda: 3)
 
 
 def question(round: int = 3) -> pb.SpotCheckQuestion:
     tokens = np.zeros((MANIFEST.inner.microbatch, MANIFEST.model.context + 1), np.int64)
-    return pack_question(ReceivedPass(round, 0, 4, tokens, 1, NOTHING, np.ones(SAMPLED, np.float32)))
+    return pack_question(ReceivedPass(round, 0, 4, tokens, 1, NOTHING, np.ones(SAMPLED, np.float32), DIGEST))
 
 
 def ask(asked: SpotCheckService, peer: str = "one", round: int = 3) -> pb.SpotCheckAnswer:
@@ -62,6 +63,7 @@ def test_it_answers_about_the_round_in_hand(now: list[float]):
     here = service()
     answer = ask(here)
     assert (answer.activations, answer.gradients, answer.granted) == (0.0, 0.3, b"the operator's word")
+    assert answer.same_state
     assert here.take_stock() == (1, 0.3)
     assert here.take_stock() == (0, 1.0)
     for round in (2, 4, 6):
@@ -92,9 +94,9 @@ def test_one_peer_has_so_many_checks_in_a_round(now: list[float]):
 def test_it_spends_a_share_of_its_time(now: list[float]):
     here = service()
 
-    async def slow(asked: ReceivedPass) -> tuple[float, float]:
+    async def slow(asked: ReceivedPass) -> Likeness:
         now[0] += SPOT_CHECK_SAVED_SECONDS
-        return 0.0, 0.0
+        return Likeness(0.0, 0.0, same_state=False)
 
     here.check = slow
     ask(here)
@@ -107,9 +109,9 @@ def test_it_spends_a_share_of_its_time(now: list[float]):
 def test_so_many_wait_and_one_of_a_peer(now: list[float]):
     here, goes_on = service(), asyncio.Event()
 
-    async def wait(asked: ReceivedPass) -> tuple[float, float]:
+    async def wait(asked: ReceivedPass) -> Likeness:
         await goes_on.wait()
-        return 0.0, 0.0
+        return Likeness(0.0, 0.0, same_state=False)
 
     here.check = wait
 

@@ -133,7 +133,7 @@ def test_an_offer_is_only_for_the_stage_that_it_was_passed_on_to():
 @pytest.mark.parametrize(
     "answer",
     [
-        AnswerFrame(2, 3, DIGEST),
+        AnswerFrame(2, 3, DIGEST, "ef" * 32),
         AnswerFrame(2),
         AnswerFrame(1, INNER.steps_at_most),
         AnswerFrame(MANIFEST.outer.rounds + 1),
@@ -154,6 +154,8 @@ def test_an_answer_that_cannot_be_is_refused():
         unpack_answer(pack_answer(AnswerFrame(2, INNER.steps_at_most + 1)), MANIFEST)
     with pytest.raises(FormatError, match="a digest that is none"):
         unpack_answer(pack_answer(AnswerFrame(2, 3, "x" * 64)), MANIFEST)
+    with pytest.raises(FormatError, match="a digest that is none"):
+        unpack_answer(pack_answer(AnswerFrame(2, 3, DIGEST, "ef" * 31)), MANIFEST)
 
 
 def test_who_holds_the_round_and_its_embedding_holds_what_was_offered_wherever_it_is_in_it():
@@ -169,13 +171,13 @@ def test_who_holds_the_round_and_its_embedding_holds_what_was_offered_wherever_i
 @pytest.mark.parametrize(("step", "least", "goal"), [(0, 0, 6), (3, 3, 6), (6, 3, 6), (6, 0, 6), (8, 8, 6)])
 def test_a_start_comes_through_at_any_step_that_is_not_behind_nor_beyond_the_goal(step: int, least: int, goal: int):
     """Whoever has taken more than the goal has nothing left to take."""
-    assert unpack_start(pack_start(step), least, goal) == step
+    assert unpack_start(pack_start(step, DIGEST), least, goal) == (step, DIGEST)
 
 
 @pytest.mark.parametrize(("step", "least", "goal"), [(2, 3, 6), (7, 3, 6), (9, 8, 6), (0, 1, 6), (2**32 - 1, 0, 6)])
 def test_a_start_at_a_step_that_is_behind_or_beyond_the_goal_is_refused(step: int, least: int, goal: int):
     with pytest.raises(FormatError, match=f"a start at step {step}, where {least} are done, of {goal}"):
-        unpack_start(pack_start(step), least, goal)
+        unpack_start(pack_start(step, DIGEST), least, goal)
 
 
 # All of them
@@ -190,7 +192,7 @@ SAYS = {
     "seats": pack_seats([A, B]),
     "offer": pack_offer(OFFER),
     "answer": pack_answer(AnswerFrame(2, 3, DIGEST)),
-    "start": pack_start(3),
+    "start": pack_start(3, DIGEST),
     "end": pack_end(2, 1, EndFrame(0.5, True, ())),
     "rest": pb.Frame(rest=b"of a tensor"),
     "None": pb.Frame(),
@@ -233,8 +235,9 @@ def test_whatever_comes_is_read_as_what_can_be_or_refused_in_words(due: str, dat
         case AnswerFrame():
             assert 0 <= found.step <= INNER.steps_at_most
             assert unpack_answer(pack_answer(found), MANIFEST) == found
-        case int():
-            assert 3 <= found <= 6
+        case int(step), str(digest):
+            assert 3 <= step <= 6
+            assert unpack_start(pack_start(step, digest), 3, 6) == found
         case members:
             assert isinstance(members, tuple)
             assert unpack_seats(pack_seats(members), A, 3) == members

@@ -11,10 +11,12 @@ from protocol.codec.spot_check import (
     NOTHING,
     SAMPLED,
     ReceivedPass,
+    group_digest,
     likeness,
     pack_question,
     places,
     unpack_question,
+    whole_group_digest,
 )
 from protocol.errors import FormatError
 from tests.reference.small_manifest import small_manifest
@@ -30,7 +32,7 @@ def received(stage: int) -> ReceivedPass:
     numbers = [chance.normal(size=SAMPLED).astype(np.float32) for _ in range(2)]
     tokens = chance.integers(0, MANIFEST.model.vocabulary, (SEQUENCES, CONTEXT + 1))
     came = (numbers[0] if stage else NOTHING, numbers[1] if stage < STAGES - 1 else NOTHING)
-    return ReceivedPass(9, stage, MANIFEST.compressions[-1], tokens, 2**64 - 1, *came)
+    return ReceivedPass(9, stage, MANIFEST.compressions[-1], tokens, 2**64 - 1, *came, "ab" * 32)
 
 
 @pytest.mark.parametrize("stage", range(STAGES))
@@ -41,6 +43,7 @@ def test_what_is_asked_is_what_was_received(stage: int):
     assert np.array_equal(read.tokens, asked.tokens)
     assert np.array_equal(read.activations, asked.activations)
     assert np.array_equal(read.gradients, asked.gradients)
+    assert read.group_digest == asked.group_digest
 
 
 @pytest.mark.parametrize(
@@ -54,6 +57,8 @@ def test_what_is_asked_is_what_was_received(stage: int):
         {"compression": 3},
         {"tokens": np.zeros((SEQUENCES, CONTEXT), np.int64)},
         {"tokens": np.full((SEQUENCES, CONTEXT + 1), MANIFEST.model.vocabulary)},
+        {"group_digest": "ab"},
+        {"group_digest": "zz" * 32},
         {"activations": NOTHING},
         {"gradients": np.zeros(SAMPLED + 1, np.float32)},
         {"activations": np.full(SAMPLED, np.nan, np.float32)},
@@ -83,3 +88,19 @@ def test_likeness_is_the_cosine():
     assert abs(likeness(one, other)) < 0.1
     assert likeness(one, np.zeros(SAMPLED, np.float32)) == 0.0
     assert np.isfinite(likeness(np.full(SAMPLED, LARGEST, np.float32), one))
+
+
+@pytest.mark.parametrize("compression", ["auto", 1], ids=["compressed", "whole"])
+def test_a_group_digest_tells_every_part_that_a_stage_of_it_follows(compression: str | int):
+    """In a group without compression the first stage alone looks tokens up."""
+    manifest = small_manifest(replicas={"stages": 3, "compression": compression}, model={"layers": 3, "d": 128})
+    digests = {"embedding": "e", "stage-0": "0", "stage-1": "1", "stage-2": "2"}
+    chain = ""
+    for stage in (2, 1, 0):
+        own = {part: digests[part] for part in digests if part in ("embedding", f"stage-{stage}")}
+        if compression == 1 and stage:
+            del own["embedding"]
+        chain = group_digest(own, manifest, stage, chain)
+    assert chain == whole_group_digest(digests, manifest)
+    others = {whole_group_digest(digests | {part: "other"}, manifest) for part in digests}
+    assert len(others | {chain}) == 5

@@ -4,6 +4,7 @@ who hold what the test says."""
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from hashlib import sha256
 from types import SimpleNamespace
 from typing import Any
 
@@ -60,6 +61,8 @@ class Here:
     did: list[str] = field(default_factory=list)
     said: list[Event] = field(default_factory=list)
     published: list[str] = field(default_factory=list)
+    started_with: str = ""
+    """The group digest that all stages began with."""
     learns: str = ""
     """The token embedding that it has once it has compared with a neighbour."""
 
@@ -117,6 +120,12 @@ class Here:
 
     def open_pipeline(self, attempt: Any, upstream: Link | None, downstream: Link | None) -> None:
         self.pipeline = attempt
+
+    def group_digest(self, behind: str) -> str:
+        return sha256(f"{self.index}{behind}".encode()).hexdigest()
+
+    def start(self, step: int, group_digest: str) -> None:
+        self.steps, self.started_with = step, group_digest
 
 
 def joined(one: PeerId, other: PeerId) -> tuple[Link, Link]:
@@ -183,6 +192,10 @@ def test_all_begin_the_round_that_the_first_stage_is_at_at_the_step_of_whoever_i
         assert offer.members == tuple(map(named, range(STAGES)))
         assert [here.steps for here in group.heres] == [3] * STAGES
         assert all(here.pipeline is not None for here in group.heres)
+        digest = ""
+        for here in reversed(group.heres):
+            digest = here.group_digest(digest)
+        assert {here.started_with for here in group.heres} == {digest}
 
     play(scene)
 
@@ -280,7 +293,7 @@ def test_a_start_that_cannot_be_is_a_breach(step: int):
         await behind.receive()
         behind.send(pack_answer(Answer(5, 3, HELD)))
         await downstream.receive()
-        downstream.send(pack_start(step))
+        downstream.send(pack_start(step, ""))
         with pytest.raises(BreachError, match="start at step") as error:
             await task
         assert error.value.peer == named(0)
