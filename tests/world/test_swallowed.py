@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from peer.swarm.group.agreement import OFFER_SECONDS, Agreement
 from peer.swarm.group.inner_step import PipelineStage
 from peer.swarm.group.stragglers import FURTHER, LEAST_SECONDS
 from peer.telemetry.events import GroupFormed, RoundDone, StepDone
@@ -91,3 +92,28 @@ def test_one_group_goes_on_alone_where_the_first_stage_of_the_other_swallows_mic
         (each.name, each.process and each.process.status.waits_for, max(e.round for e in told(each, RoundDone)))
         for each in peers
     ]
+
+
+def test_a_first_stage_that_offers_no_round_holds_its_group_for_minutes_only(
+    world: MakeWorld, monkeypatch: pytest.MonkeyPatch
+):
+    """It calls the only volunteer behind it, and gives signs of life; another first stage stands by."""
+    liars, honest = list[Any](), Agreement.reach
+
+    async def hold(self: Agreement) -> Any:
+        if self.choice is not None and not liars:
+            liars.append(self.outer)
+        if self.outer in liars:
+            await asyncio.Event().wait()
+        return await honest(self)
+
+    monkeypatch.setattr(Agreement, "reach", hold)
+    run = world(**TABLES | {"replicas": {"groups": 1, "stages": 2, "datacenters": 0, "compression": 4}})
+    held, liar = join(run, "held", "volunteer", 1), join(run, "liar", "volunteer", 0)
+    assert run.run_until(lambda: bool(liars), 60)
+    other = join(run, "other", "volunteer", 0)
+    assert run.run_until(lambda: bool(told(other, StepDone)), OFFER_SECONDS + 60)
+    (joined,) = {event.peer_id for event in told(liar, test_cases.Joined)}
+    ((told_of, reason),) = {(event.peer, event.reason) for event in told(held, Dismissed)}
+    assert (told_of, "has offered its group no round for" in reason) == (joined, True)
+    assert run.run_until(lambda: all(told(each, RoundDone, lambda e: e.round == ROUNDS) for each in (held, other)), 600)

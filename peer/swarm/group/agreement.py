@@ -33,6 +33,13 @@ ANSWER_SECONDS = 60.0
 FURTHER_SECONDS = 5.0
 """And so much more for each stage that its word comes through: who is nearest to the silent one is the first to act."""
 
+OFFER_SECONDS = 120.0
+"""A first stage that can begin a round has offered it in this time, or twice that for which it waits for peers that are
+rounds behind; its group would be held for nothing."""
+
+LOOK_SECONDS = 1.0
+"""So often a wait for an offer is counted."""
+
 TOLD_SECONDS = 3.0
 """A wait for a neighbour's answer that has lasted so long is told."""
 
@@ -128,19 +135,38 @@ class Agreement:
         return offer
 
     async def _next_offer(self, upstream: Link) -> pb.Frame:
-        """What the stage before offers next. It may have to wait for others, whose rounds go on meanwhile."""
+        """What the stage before offers next. It may have to wait for others, whose rounds go on meanwhile.
+
+        Raises:
+            LostMemberError: the stage before is gone, or this peer leaves.
+            BreachError: it has offered nothing for so long that it means to hold this peer.
+        """
         async with Children() as children:
-            receiving = children.spawn(upstream.receive())
-            receiving.add_done_callback(lambda _: self.outer.discovery.news.ring())
+            receiving, holding = children.spawn(upstream.receive()), children.spawn(self._is_held())
+            for each in (receiving, holding):
+                each.add_done_callback(lambda _: self.outer.discovery.news.ring())
             await self.here.follow(
-                lambda: receiving.done() or self.seats.lost is not None or self.outer.leaving, self.wait
+                lambda: receiving.done() or holding.done() or self.seats.lost is not None or self.outer.leaving,
+                self.wait,
             )
             said = receiving.result() if receiving.done() else None
             if self.outer.over or self.outer.leaving:
                 raise LeavingError("this peer leaves")
             self.seats.require_neighbours()
-            assert said is not None
+            if said is None:
+                raise upstream.breach(f"has offered its group no round for {holding.result():.0f} s")
             return said
+
+    async def _is_held(self) -> float:
+        """Until the group has stood still for too long; how many seconds. Looks are counted, as no clock tells how long
+        the machine stood still. Who is nearest to the silent stage is the first to act."""
+        looks, patience = 0, 0.0
+        while looks * LOOK_SECONDS <= patience:
+            await asyncio.sleep(LOOK_SECONDS)
+            looks += self.outer.begun
+            patience = max(OFFER_SECONDS, 2 * round_policy.BEHIND_ROUNDS * self.outer.pace.usual)
+            patience += FURTHER_SECONDS * self.here.trainer.index
+        return looks * LOOK_SECONDS
 
     async def finish(self, round: int) -> None:
         """Finish all rounds up to this one. The first stage does so whoever is gone. Raises as
