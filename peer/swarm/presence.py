@@ -109,7 +109,8 @@ async def in_the_swarm(node: Node, outer: OuterLoop) -> AsyncIterator[asyncio.Ta
         await discovery.read()
         reconciler.keep_promises()
         await ask_whether_over(outer, node.ask_finished)
-        await catch_up(outer)
+        async with _telling_a_long_wait(node.emit, lambda: waits.for_word(discovery.others())):
+            await catch_up(outer)
         keeping.append(tasks.create_task(keep_asking_whether_over(outer, node.ask_finished)))
         keeping.append(tasks.create_task(reconciler.keep_comparing()))
         keeping.append(tasks.create_task(keep_looking_where_needed(node)))
@@ -210,8 +211,9 @@ async def linger(outer: OuterLoop) -> None:
         return clock() >= met and all(clock() >= since + LOST_SECONDS for since in lost.values())
 
     while clock() < farewell and not outer.leaving:
-        if waits_for_nobody() and all_at(outer.discovery.peers(), rounds):
-            ended = ended or clock()
+        together = waits_for_nobody() and all_at(outer.discovery.peers(), rounds)
+        ended = (ended or clock()) if together else 0.0
+        if together:
             async with _telling_a_long_wait(outer.emit, lambda: _of_the_end(outer)):
                 same = await _have_all(outer) or clock() >= ended + LOST_SECONDS
             if same and waits_for_nobody():  # some may only have seemed to be there, by their records

@@ -25,6 +25,7 @@ class Children:
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._ends = False
 
     def __len__(self) -> int:
         """The number of children that still run."""
@@ -35,10 +36,12 @@ class Children:
         return iter([*self._tasks])
 
     def spawn(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
-        """Start `work` as a child."""
+        """Start `work` as a child. If the parent ends, or has ended, it is cancelled before it begins."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        if self._ends:
+            task.cancel()
         return task
 
     def cancel(self) -> None:
@@ -47,7 +50,9 @@ class Children:
             task.cancel()
 
     async def end(self) -> None:
-        """Cancel every child and wait until all have ended, those included that they start meanwhile."""
+        """Cancel every child and wait until all have ended, those included that they start meanwhile. None is started
+        from now on."""
+        self._ends = True
         while self._tasks:
             self.cancel()
             await asyncio.wait(self._tasks)

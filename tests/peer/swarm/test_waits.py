@@ -224,6 +224,7 @@ def test_a_step_that_takes_long_names_whom_it_waits_for_and_a_farewell_those_who
     )
     wait = waits.for_hearers((peer("b"), peer("a")), 30.0)
     assert (wait.what, wait.most_seconds) == ("others to take what this peer has made: a, b", 30.0)
+    assert waits.for_word((peer("b"), peer("a"))).what == "others to say how far the run is: a, b"
 
 
 def test_who_comes_late_to_the_end_names_those_who_still_settle_it():

@@ -256,3 +256,22 @@ def test_a_condition_is_looked_at_after_each_ring():
         assert len(seen) == 3
 
     asyncio.run(main())
+
+
+def test_what_is_started_when_the_parent_has_ended_never_begins():
+    """A call that is answered while its server stops may still start work."""
+
+    async def main() -> None:
+        begun, children = list[str](), Children()
+
+        async def work() -> None:
+            begun.append("work")
+
+        await children.end()
+        task = children.spawn(work())
+        await asyncio.wait((task,))
+        assert task.cancelled()
+        assert not begun
+        assert not children
+
+    asyncio.run(main())
