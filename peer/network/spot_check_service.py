@@ -2,10 +2,10 @@
 
 import asyncio
 import random
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass, field
-from math import isfinite
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from typing import Any
 
 from peer.network.attested import Attested
@@ -13,7 +13,14 @@ from peer.network.contacts import Contacts
 from peer.network.gossip import Reconciler
 from peer.network.gossip_policy import some
 from protocol.clock import monotonic
-from protocol.codec.spot_check import Likeness, ReceivedPass, pack_question, unpack_question
+from protocol.codec.spot_check import (
+    Likeness,
+    ReceivedPass,
+    pack_likeness,
+    pack_question,
+    unpack_likeness,
+    unpack_question,
+)
 from protocol.errors import FormatError, HetpeerError
 from protocol.identity import PeerId
 from protocol.limits import (
@@ -33,6 +40,9 @@ from protocol.trust.records import PeerRecord
 
 OBSERVERS_ASKED = 4
 """While it is not known which observer is the operator's, so many are tried."""
+
+PASSES_TOLD = 256
+"""Microbatches of which it is remembered what each peer was told."""
 
 SpotCheck = Callable[[ReceivedPass], Awaitable[Likeness]]
 """Tells how like a pass of the round in hand is."""
@@ -54,6 +64,8 @@ class SpotCheckService(spot_checks_pb2_grpc.SpotChecksServicer):
     asked: Counter[PeerId] = field(default_factory=Counter)
     """The checks that each peer has had in the round `round`."""
     round: int = 0
+    told: OrderedDict[bytes, dict[PeerId, tuple[float, float]]] = field(default_factory=OrderedDict)
+    """How like what peers received is, by the SHA-256 of the microbatch's tokens; of the last `PASSES_TOLD`."""
     found: list[float] = field(default_factory=list)
     """The least likeness of each check that nobody has been told of."""
     one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -93,7 +105,15 @@ class SpotCheckService(spot_checks_pb2_grpc.SpotChecksServicer):
             self.found.append(min(came, default=1.0))
         finally:
             self.waiting.give_back(who)
-        return pb.SpotCheckAnswer(**asdict(like), granted=self.attested.granted)
+        return pack_likeness(replace(like, neighbours=self._beside(who, asked, like)), self.attested.granted)
+
+    def _beside(self, who: PeerId, asked: ReceivedPass, like: Likeness) -> dict[PeerId, tuple[float, float]]:
+        """Note what a peer is told of a microbatch; what its neighbours have been told of the same."""
+        told = self.told.setdefault(sha256(asked.tokens.tobytes()).digest(), {})
+        told[who] = like.activations, like.gradients
+        if len(self.told) > PASSES_TOLD:
+            self.told.popitem(last=False)
+        return {peer: told[peer] for peer in asked.neighbours if peer in told}
 
 
 async def ask(asked: ReceivedPass, reconciler: Reconciler) -> Likeness | None:
@@ -106,8 +126,7 @@ async def ask(asked: ReceivedPass, reconciler: Reconciler) -> Likeness | None:
         try:
             answer = await _ask(record, asked, reconciler.contacts)
             if read_grant(answer.granted, attested.signer.authority) == record.peer_id:
-                like = Likeness(answer.activations, answer.gradients, answer.same_state)
-                return like if isfinite(like.activations + like.gradients) else None
+                return unpack_likeness(answer)
         except (HetpeerError, TimeoutError):
             continue
     return None

@@ -8,8 +8,9 @@ tell; their places are drawn by who receives it, and nobody else knows them befo
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
+from math import isfinite
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,7 @@ import numpy.typing as npt
 from protocol.codec.frames import LARGEST, FramePosition, FrameRules
 from protocol.codec.seating import check_digest
 from protocol.errors import FormatError
+from protocol.identity import PeerId
 from protocol.layout import parts_followed
 from protocol.manifest import Manifest
 from protocol.schemas import spot_checks_pb2 as pb
@@ -24,6 +26,9 @@ from protocol.schemas import spot_checks_pb2 as pb
 SAMPLED = 2048
 """Numbers of a payload that are compared: the cosine of two that have nothing to do with each other is then below 0.1
 in 99,999 of 100,000 cases."""
+
+BESIDE = 2
+"""The neighbours that a stage has at most."""
 
 PayloadSample = npt.NDArray[np.float32]
 
@@ -45,6 +50,8 @@ class ReceivedPass:
     gradients: PayloadSample
     group_digest: str
     """Over the outer state from which its group began the round, as the stages say; empty if they do not."""
+    neighbours: tuple[PeerId, ...] = ()
+    """Of whom it asks what they received of the microbatch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +64,8 @@ class Likeness:
     same_state: bool
     """Whether that outer state is the one from which the group began the round: then payloads of the round's first
     inner step differ by number formats alone."""
+    neighbours: Mapping[PeerId, tuple[float, float]] = field(default_factory=dict)
+    """Those of the activations and the gradients that neighbours received, who have asked about them, too."""
 
 
 def group_digest(digests: Mapping[str, str], manifest: Manifest, stage: int, behind: str) -> str:
@@ -99,6 +108,7 @@ def pack_question(asked: ReceivedPass) -> pb.SpotCheckQuestion:
         activations=asked.activations.astype("<f4").tobytes(),
         gradients=asked.gradients.astype("<f4").tobytes(),
         group_digest=asked.group_digest,
+        neighbours=asked.neighbours,
     )
 
 
@@ -123,7 +133,30 @@ def unpack_question(message: pb.SpotCheckQuestion, manifest: Manifest) -> Receiv
         _sample(message.activations, SAMPLED if message.stage else 0),
         _sample(message.gradients, SAMPLED if message.stage < last else 0),
         check_digest(message.group_digest),
+        tuple(map(PeerId, message.neighbours[:BESIDE])),
     )
+
+
+def pack_likeness(like: Likeness, granted: bytes) -> pb.SpotCheckAnswer:
+    """The answer; `granted` is the operator's word that this observer is its own."""
+    told = pb.SpotCheckAnswer(activations=like.activations, gradients=like.gradients, same_state=like.same_state)
+    told.granted = granted
+    for peer, (activations, gradients) in like.neighbours.items():
+        told.neighbours.append(pb.NeighbourLikeness(peer=peer, activations=activations, gradients=gradients))
+    return told
+
+
+def unpack_likeness(message: pb.SpotCheckAnswer) -> Likeness:
+    """Check an observer's answer.
+
+    Raises:
+        FormatError: it has numbers that are none.
+    """
+    beside = {PeerId(each.peer): (each.activations, each.gradients) for each in message.neighbours[:BESIDE]}
+    numbers = [message.activations, message.gradients, *(number for both in beside.values() for number in both)]
+    if not all(map(isfinite, numbers)):
+        raise FormatError("an answer with a likeness that is no number")
+    return Likeness(message.activations, message.gradients, message.same_state, beside)
 
 
 def _sample(data: bytes, count: int) -> PayloadSample:

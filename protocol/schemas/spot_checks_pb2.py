@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"protocol/schemas/spot_checks.proto\x12\nhetpeer.v1\"\xa2\x01\n\x11SpotCheckQuestion\x12\r\n\x05round\x18\x01 \x01(\r\x12\r\n\x05stage\x18\x02 \x01(\r\x12\x13\n\x0b\x63ompression\x18\x03 \x01(\r\x12\x0e\n\x06tokens\x18\x04 \x01(\x0c\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x13\n\x0b\x61\x63tivations\x18\x06 \x01(\x0c\x12\x11\n\tgradients\x18\x07 \x01(\x0c\x12\x14\n\x0cgroup_digest\x18\x08 \x01(\t\"^\n\x0fSpotCheckAnswer\x12\x13\n\x0b\x61\x63tivations\x18\x01 \x01(\x01\x12\x11\n\tgradients\x18\x02 \x01(\x01\x12\x0f\n\x07granted\x18\x03 \x01(\x0c\x12\x12\n\nsame_state\x18\x04 \x01(\x08\x32Q\n\nSpotChecks\x12\x43\n\x05\x43heck\x12\x1d.hetpeer.v1.SpotCheckQuestion\x1a\x1b.hetpeer.v1.SpotCheckAnswerb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"protocol/schemas/spot_checks.proto\x12\nhetpeer.v1\"\xb6\x01\n\x11SpotCheckQuestion\x12\r\n\x05round\x18\x01 \x01(\r\x12\r\n\x05stage\x18\x02 \x01(\r\x12\x13\n\x0b\x63ompression\x18\x03 \x01(\r\x12\x0e\n\x06tokens\x18\x04 \x01(\x0c\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x13\n\x0b\x61\x63tivations\x18\x06 \x01(\x0c\x12\x11\n\tgradients\x18\x07 \x01(\x0c\x12\x14\n\x0cgroup_digest\x18\x08 \x01(\t\x12\x12\n\nneighbours\x18\t \x03(\t\"\x91\x01\n\x0fSpotCheckAnswer\x12\x13\n\x0b\x61\x63tivations\x18\x01 \x01(\x01\x12\x11\n\tgradients\x18\x02 \x01(\x01\x12\x0f\n\x07granted\x18\x03 \x01(\x0c\x12\x12\n\nsame_state\x18\x04 \x01(\x08\x12\x31\n\nneighbours\x18\x05 \x03(\x0b\x32\x1d.hetpeer.v1.NeighbourLikeness\"I\n\x11NeighbourLikeness\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\x13\n\x0b\x61\x63tivations\x18\x02 \x01(\x01\x12\x11\n\tgradients\x18\x03 \x01(\x01\x32Q\n\nSpotChecks\x12\x43\n\x05\x43heck\x12\x1d.hetpeer.v1.SpotCheckQuestion\x1a\x1b.hetpeer.v1.SpotCheckAnswerb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,9 +32,11 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protocol.schemas.spot_check
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SPOTCHECKQUESTION']._serialized_start=51
-  _globals['_SPOTCHECKQUESTION']._serialized_end=213
-  _globals['_SPOTCHECKANSWER']._serialized_start=215
-  _globals['_SPOTCHECKANSWER']._serialized_end=309
-  _globals['_SPOTCHECKS']._serialized_start=311
-  _globals['_SPOTCHECKS']._serialized_end=392
+  _globals['_SPOTCHECKQUESTION']._serialized_end=233
+  _globals['_SPOTCHECKANSWER']._serialized_start=236
+  _globals['_SPOTCHECKANSWER']._serialized_end=381
+  _globals['_NEIGHBOURLIKENESS']._serialized_start=383
+  _globals['_NEIGHBOURLIKENESS']._serialized_end=456
+  _globals['_SPOTCHECKS']._serialized_start=458
+  _globals['_SPOTCHECKS']._serialized_end=539
 # @@protoc_insertion_point(module_scope)

@@ -27,12 +27,19 @@ DOUBTED = 0.4
 """And so is one below this share, if another stage doubts the microbatch: who sits between the two may have been sent
 what is less unlike than what it made of it."""
 
+TRUE = 0.8
+"""A payload that is at least so much of the middle is true for sure; between the two it is not clear who sent what is
+false."""
+
 EXACT = 0.9975
 """An exact payload that is less like than this is false. Where a stage computes in bf16 and the observer in fp32, the
-least of small models is 0.9997; with a tenth of noise it is 0.9955 at most (`benchmarks/recompute.py`)."""
+least of small models is 0.9997; with a tenth of noise it is 0.9958 at most (`benchmarks/recompute.py`)."""
 
 EXACT_DOUBTED = 0.9985
 """And so is one below this, if another stage doubts the microbatch."""
+
+EXACT_CLEAR = 6.0
+"""What is made of an exact payload is so many times less like, at least, if its sender has falsified it."""
 
 EXACT_COARSE = 0.9
 """The same of formats of fewer than eight bits, in which honest ones are down to 0.993."""
@@ -105,6 +112,17 @@ def is_false(number: int, n: int, seen: Likenesses, doubted: bool = False) -> bo
     its doubts."""
     middle = usual(number, n, seen)
     return middle is not None and middle >= LIKE and seen[number] < (DOUBTED if doubted else FALSE) * middle
+
+
+def is_made_of_true(received: float, sent: float, least: float | None, middle: float | None) -> bool | None:
+    """Whether who `sent` what is false had `received` what is true, by how like these are; None: that is not clear.
+    `least`: the likeness below which the received one is false if it is exact; None: it is not. `middle`: of the others
+    of the step."""
+    if least is not None:
+        clear = EXACT_CLEAR * (1 - received) <= 1 - sent
+    else:
+        least, clear = DOUBTED * (middle or 1.0), received >= TRUE * (middle or 1.0)
+    return False if received < least else True if clear else None
 
 
 def rank(stage: int, stages: int, backward: bool) -> int:

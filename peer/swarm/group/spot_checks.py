@@ -11,7 +11,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -35,18 +35,21 @@ from protocol.schemas import pipeline_pb2 as pb
 PASSES_KEPT = 512
 """Microbatches of which samples and token ids are kept: 32 KiB each with 2 × 1,024 tokens."""
 
-DOUBTS = 16
-"""Microbatches that are checked in a round because one neighbour asked for it."""
+DOUBTS = 8
+"""Microbatches that are checked in a round because others ask for it: so many for each stage behind the link, so that
+one that doubts all keeps nobody else's doubts from being heard."""
 
 PAUSE_SECONDS = 60.0
 """After a question that was not answered no more microbatches are drawn for so long: there is no observer that audits,
 or it is busy with the last round."""
 
-LEAST_SECONDS = 5.0
-ANSWERS = 8
-"""Between the place of one false payload and the next, in the order of passes, whoever receives them waits so many
-times as long as the slowest answer took, and at least so long: in that time all have heard of a doubt, and checked what
-it names."""
+AGAIN_SECONDS = 5.0
+"""After so long the observer is asked again, for what it has not answered or for what a neighbour received; then less
+often."""
+
+PATIENCE_SECONDS = 90.0
+"""Where a neighbour does not have checked what it received, or was sent what is false itself, this is the time between
+the place of one false payload, in the order of passes, and the next: whoever received the first acts first."""
 
 
 @dataclass(slots=True)
@@ -118,18 +121,20 @@ class SpotChecking:
     """Likenesses of what came from the stage before, by microbatch."""
     gradients: dict[int, float] = field(default_factory=dict)
     """Likenesses of what came from the stage behind, where they are judged."""
+    checked: set[int] = field(default_factory=set)
+    """The microbatches that were computed again for this stage."""
     exact: set[int] = field(default_factory=set)
     """The microbatches of the round's first step that were computed again from the weights that the group had."""
     doubted: set[int] = field(default_factory=set)
     """The microbatches that some stage of the group has asked all to check."""
     heard: Counter[PeerId] = field(default_factory=Counter)
-    """How many of these each neighbour has told of: one that tells of many keeps the other's from nobody."""
+    """How many of these each neighbour has told of."""
     owed: int = 0
     """The checks of others of a suspicious payload's step, for which as many are not drawn later."""
+    unclear: set[int] = field(default_factory=set)
+    """The microbatches whose false payloads nobody can be held to account for."""
     accusing: int | None = None
     """The rank of the payload whose sender is to be accused."""
-    slowest: float = 0.0
-    """The seconds that the slowest answer took."""
     again: float = 0.0
     """The time from which microbatches are drawn: a while after a question that was not answered."""
     over: bool = False
@@ -195,14 +200,15 @@ class SpotChecking:
 
     def _is_false(self, number: int, backward: bool, seen: dict[int, float]) -> bool:
         doubted = number in self.doubted
-        if number in self.exact:
-            return seen[number] < likenesses.least_exact(self.outer.manifest.replicas.wires[backward], doubted)
+        if (least := self._least_exact(number, backward, doubted)) is not None:
+            return seen[number] < least
         return likenesses.is_false(number, self._n, seen, doubted)
 
     async def _check(self, number: int) -> None:
         """Have a microbatch computed again, if it was not yet, and note how like what came of it is."""
-        if any(number in seen for *_, seen in self._sides) or (answer := await self._ask(number)) is None:
+        if number in self.checked or (answer := await self._ask(number)) is None:
             return
+        self.checked.add(number)
         manifest = self.outer.manifest
         if answer.same_state and number < self._n and not manifest.outer.overlap:
             self.exact.add(number)
@@ -217,9 +223,8 @@ class SpotChecking:
             asked = await self.outer.followed.torch_thread.run(self.received.read, self.round, number)
             if self.over or asked is None:
                 return None
-            begun = monotonic()
+            asked = replace(asked, neighbours=tuple(link.peer for link in self._links))
             answer = await ask(asked, self.outer.reconciler)
-            self.slowest = max(self.slowest, monotonic() - begun)
             if answer is None:
                 self.again = monotonic() + PAUSE_SECONDS
             return answer
@@ -230,7 +235,8 @@ class SpotChecking:
         stage, stages = self.received.stage, self.outer.manifest.replicas.stages
         for backward, _, seen in self._sides:
             place = likenesses.rank(stage, stages, backward)
-            found += [(place, backward, number) for number in seen if self._is_false(number, backward, seen)]
+            judged = seen.keys() - self.unclear
+            found += [(place, backward, number) for number in judged if self._is_false(number, backward, seen)]
         for number in {number for *_, number in found} - self.doubted:
             self._tell([*self._compared_with(number), number])
         if found and (self.accusing is None or min(found)[0] < self.accusing):
@@ -238,11 +244,25 @@ class SpotChecking:
             self.tasks.create_task(self._account(*min(found)))
 
     async def _account(self, place: int, backward: bool, number: int) -> None:
-        """Hold the sender of a false payload to account, if nobody has who received something false before."""
-        await asyncio.sleep(place * max(LEAST_SECONDS, ANSWERS * self.slowest))
+        """Hold the sender of a false payload to account: at once if what it received itself was true, or if it is the
+        first stage, which receives nothing; else if nobody has who received something false before."""
         _, link, seen = self._sides[backward]
-        if place and await self._ask(number) is None:
-            return  # neither could the others have checked it by now
+        until, heard = monotonic() + place * PATIENCE_SECONDS, False
+        pause = AGAIN_SECONDS
+        while link is not None and not self.over and monotonic() < until:
+            answer = await self._ask(number)
+            received = answer.neighbours.get(link.peer) if answer is not None else None
+            made_of_true = received is not None and self._is_made_of_true(number, backward, received)
+            if made_of_true:
+                break
+            if made_of_true is None:
+                self.unclear.add(number)
+                self.accusing = None
+                return
+            if received is not None and not heard:  # from now on the neighbour has to act
+                until, heard = monotonic() + place * PATIENCE_SECONDS, True
+            await asyncio.sleep(min(pause, max(0.01, until - monotonic())))
+            pause *= 1.5  # one peer has few questions in a round
         if self.over or self.accusing != place or link is None:
             return
         middle = None if number in self.exact else likenesses.usual(number, self._n, seen)
@@ -250,6 +270,19 @@ class SpotChecking:
         what = "gradients" if backward else "activations"
         like = f"{seen[number]:.3g} like what the outer state makes of them{beside}"
         self.accuse(link.breach(f"sent false {what} of {self._position(number)}: {like}"))
+
+    def _is_made_of_true(self, number: int, backward: bool, received: tuple[float, float]) -> bool | None:
+        """Whether a neighbour's payload of a microbatch is made of a true one; None: that is not clear. `received`: how
+        like the activations and the gradients are that the neighbour has had checked."""
+        stage, last = self.received.stage, self.outer.manifest.replicas.stages - 1
+        of_gradients, seen = backward and stage + 1 < last, self._sides[backward][2]
+        least, middle = self._least_exact(number, of_gradients, True), likenesses.usual(number, self._n, seen)
+        return likenesses.is_made_of_true(received[of_gradients], seen[number], least, middle)
+
+    def _least_exact(self, number: int, backward: bool, doubted: bool) -> float | None:
+        """The likeness below which the payload is false if it is exact; None: it is not."""
+        wires = self.outer.manifest.replicas.wires
+        return likenesses.least_exact(wires[backward], doubted) if number in self.exact else None
 
     def _position(self, number: int) -> FramePosition:
         step, microbatch = divmod(number, self._n)
@@ -272,8 +305,17 @@ class SpotChecking:
         place, n = message.doubt, self._n
         number = place.step * n + place.microbatch
         known = place.round != self.round or place.microbatch >= n or number in self.doubted
-        if not (self.over or known) and self.heard[link.peer] < DOUBTS:
+        stage, last = self.received.stage, self.outer.manifest.replicas.stages - 1
+        most = DOUBTS * (stage if link is self.upstream else last - stage)
+        if not (self.over or known) and self.heard[link.peer] < most:
             self.heard[link.peer] += 1
             self._tell([number], but=link)
-            self.tasks.create_task(self._look(number))
+            self.tasks.create_task(self._check_doubted(number))
         return True
+
+    async def _check_doubted(self, number: int) -> None:
+        """Check a microbatch that another stage doubts, until there is an answer."""
+        await self._look(number)
+        while not (self.over or number in self.checked) and number in self.received.passes:
+            await asyncio.sleep(AGAIN_SECONDS)
+            await self._look(number)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from peer.network import spot_check_service
-from peer.network.spot_check_service import SpotCheckService
-from protocol.codec.spot_check import NOTHING, SAMPLED, Likeness, ReceivedPass, pack_question
+from peer.network.spot_check_service import PASSES_TOLD, SpotCheckService
+from protocol.codec.spot_check import NOTHING, SAMPLED, Likeness, ReceivedPass, pack_question, unpack_likeness
 from protocol.identity import PeerId
 from protocol.limits import SPOT_CHECK_SAVED_SECONDS, SPOT_CHECKS_OF_ONE, SPOT_CHECKS_WAIT
 from protocol.schemas import spot_checks_pb2 as pb
@@ -50,13 +50,30 @@ def service(granted: bytes = b"the operator's word") -> SpotCheckService:
     return SpotCheckService(MANIFEST, attested, check, lambda: 3)
 
 
-def question(round: int = 3) -> pb.SpotCheckQuestion:
-    tokens = np.zeros((MANIFEST.inner.microbatch, MANIFEST.model.context + 1), np.int64)
-    return pack_question(ReceivedPass(round, 0, 4, tokens, 1, NOTHING, np.ones(SAMPLED, np.float32), DIGEST))
+def question(round: int = 3, first: int = 0, beside: tuple[PeerId, ...] = ()) -> pb.SpotCheckQuestion:
+    tokens = np.full((MANIFEST.inner.microbatch, MANIFEST.model.context + 1), first)
+    return pack_question(ReceivedPass(round, 0, 4, tokens, 1, NOTHING, np.ones(SAMPLED, np.float32), DIGEST, beside))
 
 
-def ask(asked: SpotCheckService, peer: str = "one", round: int = 3) -> pb.SpotCheckAnswer:
-    return asyncio.run(asked.Check(question(round), PeerId(peer)))
+def ask(asked: SpotCheckService, peer: str = "one", round: int = 3, **about: Any) -> pb.SpotCheckAnswer:
+    return asyncio.run(asked.Check(question(round, **about), PeerId(peer)))
+
+
+def test_it_tells_what_neighbours_were_told_of_the_same_microbatch(now: list[float]):
+    """And only what they were told themselves: nobody speaks for another."""
+    here, beside = service(), (PeerId("one"), PeerId("other"))
+    assert not ask(here, "one", beside=beside[1:]).neighbours
+    told = ask(here, "between", beside=beside)
+    assert unpack_likeness(told).neighbours == {beside[0]: (0.0, 0.3)}
+    assert not ask(here, "between", first=1, beside=beside).neighbours
+
+
+def test_of_so_many_microbatches_it_is_remembered_what_peers_were_told(now: list[float]):
+    here, beside = service(), (PeerId("0"),)
+    for number in range(PASSES_TOLD + 1):
+        ask(here, str(number), first=number % 300)
+    assert len(here.told) == PASSES_TOLD
+    assert not ask(here, "late", beside=beside).neighbours
 
 
 def test_it_answers_about_the_round_in_hand(now: list[float]):

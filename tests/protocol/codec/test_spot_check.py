@@ -8,17 +8,22 @@ import pytest
 
 from protocol.codec.frames import LARGEST
 from protocol.codec.spot_check import (
+    BESIDE,
     NOTHING,
     SAMPLED,
+    Likeness,
     ReceivedPass,
     group_digest,
     likeness,
+    pack_likeness,
     pack_question,
     places,
+    unpack_likeness,
     unpack_question,
     whole_group_digest,
 )
 from protocol.errors import FormatError
+from protocol.identity import PeerId
 from tests.reference.small_manifest import small_manifest
 
 MANIFEST = small_manifest(
@@ -104,3 +109,27 @@ def test_a_group_digest_tells_every_part_that_a_stage_of_it_follows(compression:
     assert chain == whole_group_digest(digests, manifest)
     others = {whole_group_digest(digests | {part: "other"}, manifest) for part in digests}
     assert len(others | {chain}) == 5
+
+
+def test_an_answer_comes_through():
+    like = Likeness(0.5, -0.25, True, {PeerId("one"): (0.0, 1.0), PeerId("other"): (0.125, 0.0)})
+    message = pack_likeness(like, b"the operator's word")
+    assert unpack_likeness(message) == like
+    assert message.granted == b"the operator's word"
+
+
+@pytest.mark.parametrize("field", ["activations", "gradients"])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_an_answer_with_a_likeness_that_is_no_number_is_refused(field: str, value: float):
+    message = pack_likeness(Likeness(0.5, 0.5, False, {PeerId("one"): (0.0, 1.0)}), b"")
+    wrong = type(message)(**{field: value})
+    with pytest.raises(FormatError, match="no number"):
+        unpack_likeness(wrong)
+    setattr(message.neighbours[0], field, value)
+    with pytest.raises(FormatError, match="no number"):
+        unpack_likeness(message)
+
+
+def test_a_question_names_two_neighbours_at_most():
+    asked = replace(received(1), neighbours=tuple(PeerId(str(each)) for each in range(BESIDE + 5)))
+    assert unpack_question(pack_question(asked), MANIFEST).neighbours == asked.neighbours[:BESIDE]

@@ -12,6 +12,7 @@ from peer.swarm.group.likenesses import (
     checks_in_a_step,
     checks_of_the_first_step,
     is_false,
+    is_made_of_true,
     is_suspicious,
     judges_gradients,
     least_exact,
@@ -104,3 +105,21 @@ def test_the_first_to_act_received_what_was_false_first(stages: int):
             assert len(ranks) == len(unlike)
             assert ranks[min(ranks)] == liar
             assert order[false_at] in unlike
+
+
+@pytest.mark.parametrize(
+    ("received", "sent", "made_of_true"),
+    [(0.9998, 0.995, True), (0.9951, 0.995, False), (0.9986, 0.995, None)],
+    ids=["its sender falsified it", "it came so", "a little came so"],
+)
+def test_who_sent_an_exact_payload_is_judged_by_what_it_received(
+    received: float, sent: float, made_of_true: bool | None
+):
+    assert is_made_of_true(received, sent, least_exact("bf16", doubted=True), None) is made_of_true
+
+
+@pytest.mark.parametrize(("received", "made_of_true"), [(0.75, True), (0.2, False), (0.5, None)])
+def test_who_sent_another_false_payload_is_judged_by_how_like_others_of_the_step_are(
+    received: float, made_of_true: bool | None
+):
+    assert is_made_of_true(received, 0.02, None, 0.9) is made_of_true
