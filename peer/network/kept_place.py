@@ -43,6 +43,7 @@ async def keep_renewing(
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> None:
     """Renew the certificate for as long as this peer lives; if no bootstrap node answers, say so and go on trying."""
+    ended = 0
     while True:
         ends = credentials.ends
         left = ends - clock()
@@ -65,9 +66,11 @@ async def keep_renewing(
                 emit(Progress(f"{state}, and cannot be renewed: {error}; trying again in {pause:.0f} s"))
                 await sleep(pause * random.uniform(0.75, 1.25))
         emit(CertificateRenewed(credentials.ends))
-        if credentials.ends <= clock():
+        ended = ended + 1 if credentials.ends <= clock() else 0
+        if ended > 1:  # the first may have come while this machine slept
             emit(Progress("this peer's new certificate has ended by this machine's clock, which must be wrong"))
-            await sleep(MOST_PAUSE_SECONDS)
+        if ended:
+            await sleep(pause_after(ended, LEAST_PAUSE_SECONDS, MOST_PAUSE_SECONDS))
 
 
 async def stand_trial(discovery: Discovery, ask: Ask, emit: Listener) -> None:

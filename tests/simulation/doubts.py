@@ -26,6 +26,7 @@ from peer.swarm.group import likenesses, spot_checks
 from peer.swarm.group.spot_checks import SpotChecking
 from protocol import clock
 from protocol.codec.spot_check import Likeness
+from protocol.errors import LostMemberError
 from protocol.identity import PeerId
 from protocol.manifest import Manifest
 from protocol.schemas import pipeline_pb2 as pb
@@ -210,11 +211,11 @@ async def _play(chance: random.Random) -> Outcome:
     async def run(work: Callable[..., Any], *arguments: Any) -> Any:
         return work(*arguments)
 
-    def accuse(by: int, error: BreachError) -> None:
+    def end_group(by: int, error: BreachError | LostMemberError) -> None:
         here[by].end()
         for stage, each in enumerate(here):  # who hears that the group is broken does so after a while
             asyncio.get_running_loop().call_later(0.5 * abs(stage - by), each.end)
-        if by == liar and kind != "honest":
+        if not isinstance(error, BreachError) or (by == liar and kind != "honest"):
             return
         found.append(error.peer == names[liar] and kind != "honest")
         if not found[-1]:
@@ -237,7 +238,7 @@ async def _play(chance: random.Random) -> Outcome:
                     1,
                     before,
                     behind,
-                    lambda error, by=stage: accuse(by, error),
+                    lambda error, by=stage: end_group(by, error),
                     tasks,  # type: ignore[arg-type, misc]
                 )
                 here.append(checks)

@@ -28,8 +28,8 @@ DOUBTED = 0.4
 what is less unlike than what it made of it."""
 
 TRUE = 0.8
-"""A payload that is at least so much of the middle is true for sure; between the two it is not clear who sent what is
-false."""
+"""A payload that is at least so much like the best of the others is true for sure; between the two it is not clear who
+sent what is false."""
 
 EXACT = 0.9975
 """An exact payload that is less like than this is false. Where a stage computes in bf16 and the observer in fp32, the
@@ -114,15 +114,20 @@ def is_false(number: int, n: int, seen: Likenesses, doubted: bool = False) -> bo
     return middle is not None and middle >= LIKE and seen[number] < (DOUBTED if doubted else FALSE) * middle
 
 
-def is_made_of_true(received: float, sent: float, least: float | None, middle: float | None) -> bool | None:
-    """Whether who `sent` what is false had `received` what is true, by how like these are; None: that is not clear.
-    `least`: the likeness below which the received one is false if it is exact; None: it is not. `middle`: of the others
-    of the step."""
-    if least is not None:
-        clear = EXACT_CLEAR * (1 - received) <= 1 - sent
-    else:
-        least, clear = DOUBTED * (middle or 1.0), received >= TRUE * (middle or 1.0)
-    return False if received < least else True if clear else None
+def is_made_of_true_exact(received: float, sent: float, least: float) -> bool | None:
+    """Whether who `sent` what is false had `received` what is true, both exact, by how like these are; None: that is
+    not clear. A received one below `least` is false."""
+    if received < least:
+        return False
+    return EXACT_CLEAR * (1 - received) <= 1 - sent or None
+
+
+def is_made_of_true(received: float, number: int, n: int, seen: Likenesses) -> bool | None:
+    """The same where payloads are not exact: by `seen`, what others of the step are like."""
+    others = [seen[each] for each in others_of_step(number, n) if each in seen]
+    if received < DOUBTED * median(others or [1.0]):
+        return False
+    return received >= TRUE * max(others, default=1.0) or None
 
 
 def rank(stage: int, stages: int, backward: bool) -> int:

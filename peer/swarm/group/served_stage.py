@@ -234,9 +234,10 @@ class ServedStage:
         finally:
             checks.end()
 
-    def _part(self, error: BreachError) -> None:
-        """Part from a neighbour in the midst of an inner step: do not talk to it for a while."""
-        self._dismiss(error)
+    def _part(self, error: BreachError | LostMemberError) -> None:
+        """Part from the group in the midst of an inner step. Who broke the protocol is not talked to for a while."""
+        if isinstance(error, BreachError):
+            self._dismiss(error)
         self.seats.hang_up(str(error))
 
     def _watch(self, seconds: float) -> None:

@@ -28,6 +28,7 @@ from peer.swarm.rounds.outer_round import OuterLoop
 from protocol.clock import monotonic
 from protocol.codec.frames import FramePosition, pack_doubt
 from protocol.codec.spot_check import NOTHING, Likeness, ReceivedPass
+from protocol.errors import LostMemberError
 from protocol.identity import PeerId
 from protocol.manifest import Manifest
 from protocol.schemas import pipeline_pb2 as pb
@@ -107,15 +108,15 @@ class Received:
 
 @dataclass(slots=True)
 class SpotChecking:
-    """The spot checks of one stage in one inner loop of a group. `accuse` takes whoever sent something false out of
-    it."""
+    """The spot checks of one stage in one inner loop of a group. `end_group` hangs up, and avoids who sent something
+    false, if that is known."""
 
     outer: OuterLoop
     received: Received
     round: int
     upstream: Link | None
     downstream: Link | None
-    accuse: Callable[[BreachError], None]
+    end_group: Callable[[BreachError | LostMemberError], None]
     tasks: asyncio.TaskGroup
     activations: dict[int, float] = field(default_factory=dict)
     """Likenesses of what came from the stage before, by microbatch."""
@@ -131,8 +132,6 @@ class SpotChecking:
     """How many of these each neighbour has told of."""
     owed: int = 0
     """The checks of others of a suspicious payload's step, for which as many are not drawn later."""
-    unclear: set[int] = field(default_factory=set)
-    """The microbatches whose false payloads nobody can be held to account for."""
     accusing: int | None = None
     """The rank of the payload whose sender is to be accused."""
     again: float = 0.0
@@ -235,8 +234,7 @@ class SpotChecking:
         stage, stages = self.received.stage, self.outer.manifest.replicas.stages
         for backward, _, seen in self._sides:
             place = likenesses.rank(stage, stages, backward)
-            judged = seen.keys() - self.unclear
-            found += [(place, backward, number) for number in judged if self._is_false(number, backward, seen)]
+            found += [(place, backward, number) for number in seen if self._is_false(number, backward, seen)]
         for number in {number for *_, number in found} - self.doubted:
             self._tell([*self._compared_with(number), number])
         if found and (self.accusing is None or min(found)[0] < self.accusing):
@@ -247,6 +245,7 @@ class SpotChecking:
         """Hold the sender of a false payload to account: at once if what it received itself was true, or if it is the
         first stage, which receives nothing; else if nobody has who received something false before."""
         _, link, seen = self._sides[backward]
+        what = "gradients" if backward else "activations"
         until, heard = monotonic() + place * PATIENCE_SECONDS, False
         pause = AGAIN_SECONDS
         while link is not None and not self.over and monotonic() < until:
@@ -256,8 +255,8 @@ class SpotChecking:
             if made_of_true:
                 break
             if made_of_true is None:
-                self.unclear.add(number)
-                self.accusing = None
+                where = self._position(number)
+                self.end_group(LostMemberError(f"who of its group sent false {what} of {where} is not clear"))
                 return
             if received is not None and not heard:  # from now on the neighbour has to act
                 until, heard = monotonic() + place * PATIENCE_SECONDS, True
@@ -267,17 +266,18 @@ class SpotChecking:
             return
         middle = None if number in self.exact else likenesses.usual(number, self._n, seen)
         beside = "" if middle is None else f", others of the step {middle:.2f}"
-        what = "gradients" if backward else "activations"
         like = f"{seen[number]:.3g} like what the outer state makes of them{beside}"
-        self.accuse(link.breach(f"sent false {what} of {self._position(number)}: {like}"))
+        self.end_group(link.breach(f"sent false {what} of {self._position(number)}: {like}"))
 
     def _is_made_of_true(self, number: int, backward: bool, received: tuple[float, float]) -> bool | None:
         """Whether a neighbour's payload of a microbatch is made of a true one; None: that is not clear. `received`: how
         like the activations and the gradients are that the neighbour has had checked."""
         stage, last = self.received.stage, self.outer.manifest.replicas.stages - 1
-        of_gradients, seen = backward and stage + 1 < last, self._sides[backward][2]
-        least, middle = self._least_exact(number, of_gradients, True), likenesses.usual(number, self._n, seen)
-        return likenesses.is_made_of_true(received[of_gradients], seen[number], least, middle)
+        of_gradients, sent = backward and stage + 1 < last, self._sides[backward][2][number]
+        if (least := self._least_exact(number, of_gradients, doubted=True)) is not None:
+            return likenesses.is_made_of_true_exact(received[of_gradients], sent, least)
+        seen = self._sides[of_gradients][2] or self._sides[backward][2]  # of the same direction, if there are any here
+        return likenesses.is_made_of_true(received[of_gradients], number, self._n, seen)
 
     def _least_exact(self, number: int, backward: bool, doubted: bool) -> float | None:
         """The likeness below which the payload is false if it is exact; None: it is not."""

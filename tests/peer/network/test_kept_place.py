@@ -53,6 +53,8 @@ class Played:
         self.asked: list[float] = []
         """When, in seconds since the beginning."""
         self.said: list[Event] = []
+        self.asleep: list[float] = []
+        """For so long the machine sleeps while an answer is on its way."""
 
     def _certificate(self) -> bytes:
         return certificates.certify(OPERATOR, PEER.key.public_key(), self.now, self.life)
@@ -67,7 +69,9 @@ class Played:
         self.asked.append(self.now - self.begun)
         if error := self.away(self.now - self.begun):
             raise error
-        return self._certificate()
+        fresh = self._certificate()
+        self.now += self.asleep.pop() if self.asleep else 0.0
+        return fresh
 
     def until(self, passed: float) -> "Played":
         """Let it renew for so many seconds."""
@@ -142,6 +146,16 @@ def test_a_clock_that_is_far_ahead_is_told_of_and_does_not_flood_the_node():
     played = Played(life=-2.0).until(3600.0)
     assert any("this machine's clock, which must be wrong" in line for line in played.words())
     assert len(played.asked) <= 3600.0 / min(MOST_PAUSE_SECONDS, 60.0 * LEAST_PAUSE_SECONDS)
+
+
+def test_a_certificate_that_ended_while_the_machine_slept_is_renewed_at_once():
+    """The answer was on its way: that says nothing of the clock."""
+    played = Played(life=20.0)
+    played.asleep = [30.0]
+    played.until(200.0)
+    assert not played.words()
+    first, second = played.asked[:2]
+    assert second - first <= 30.0 + LEAST_PAUSE_SECONDS
 
 
 # The trial

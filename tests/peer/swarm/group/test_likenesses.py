@@ -13,6 +13,7 @@ from peer.swarm.group.likenesses import (
     checks_of_the_first_step,
     is_false,
     is_made_of_true,
+    is_made_of_true_exact,
     is_suspicious,
     judges_gradients,
     least_exact,
@@ -115,11 +116,13 @@ def test_the_first_to_act_received_what_was_false_first(stages: int):
 def test_who_sent_an_exact_payload_is_judged_by_what_it_received(
     received: float, sent: float, made_of_true: bool | None
 ):
-    assert is_made_of_true(received, sent, least_exact("bf16", doubted=True), None) is made_of_true
+    assert is_made_of_true_exact(received, sent, least_exact("bf16", doubted=True)) is made_of_true
 
 
 @pytest.mark.parametrize(("received", "made_of_true"), [(0.75, True), (0.2, False), (0.5, None)])
 def test_who_sent_another_false_payload_is_judged_by_how_like_others_of_the_step_are(
     received: float, made_of_true: bool | None
 ):
-    assert is_made_of_true(received, 0.02, None, 0.9) is made_of_true
+    seen = seen_in(3, 0.02, 0.9, 0.7, 0.85)
+    assert is_made_of_true(received, 18, N, seen) is made_of_true
+    assert is_made_of_true(received, 18, N, seen | {20: 0.01, 21: 0.03}) is not False

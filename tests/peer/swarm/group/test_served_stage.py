@@ -304,6 +304,19 @@ def test_a_start_that_cannot_be_is_a_breach(step: int):
 # A group that does not get on
 
 
+def test_where_it_is_not_clear_who_lied_the_group_ends_and_nobody_is_avoided():
+    async def scene() -> None:
+        group = Group()
+        await group.reach()
+        here, volunteer = group.heres[1], group.volunteer(1)
+        volunteer._part(LostMemberError("it is not clear who lied"))
+        assert all(link.ended for link in group.seats[1].links)
+        assert not any(isinstance(event, Dismissed) for event in here.said)
+        assert not here.outer.reconciler.bans.offenders
+
+    play(scene)
+
+
 def test_who_holds_a_step_up_is_avoided_and_both_neighbours_learn_that_the_group_is_broken():
     async def scene() -> None:
         group = Group()
