@@ -170,9 +170,9 @@ SERVED_TO_FEW = 2
 contributions, two pieces of each of a few states and four blocks of text at a time, and may always fetch
 `SERVED_TO_FEW`."""
 
-SPOT_CHECKS_OF_ONE = 64
-"""The spot checks that an observer does for one peer in a round: a stage of a pair asks for 14 of its own, and for some
-where others doubt."""
+SPOT_CHECKS_OF_ONE = 32
+"""The spot checks that an observer does for one peer in a round, for each stage of a group: a stage of a pair asks for
+14 of its own, and for up to eight that each other stage doubts."""
 
 SPOT_CHECKS_WAIT = 32
 """The spot checks that wait at an observer, one of a peer. Each holds a microbatch's token ids, and 8 KiB."""

@@ -51,7 +51,7 @@ SpotCheck = Callable[[ReceivedPass], Awaitable[Likeness]]
 @dataclass(slots=True)
 class SpotCheckService(spot_checks_pb2_grpc.SpotChecksServicer):
     """The service of the operator's own observer. What it computes for others takes a share of its time: it refuses
-    more than that, and more than `SPOT_CHECKS_OF_ONE` for one peer in a round."""
+    more than that, and more than `SPOT_CHECKS_OF_ONE` a stage of a group for one peer in a round."""
 
     manifest: Manifest
     attested: Attested
@@ -90,8 +90,8 @@ class SpotCheckService(spot_checks_pb2_grpc.SpotChecksServicer):
             await refuse(context, f"this peer is at round {now}")
         if now != self.round:
             self.round, self.asked = now, Counter()
-        if self.asked[who] >= SPOT_CHECKS_OF_ONE:
-            await refuse(context, f"{SPOT_CHECKS_OF_ONE} spot checks of a round are checked for one peer")
+        if self.asked[who] >= (most := SPOT_CHECKS_OF_ONE * self.manifest.replicas.stages):
+            await refuse(context, f"{most} spot checks of a round are checked for one peer")
         if not self.waiting.take(who):
             await refuse(context, "others wait for spot checks")
         self.asked[who] += 1

@@ -38,11 +38,11 @@ least of small models is 0.9997; with a tenth of noise it is 0.9958 at most (`be
 EXACT_DOUBTED = 0.9985
 """And so is one below this, if another stage doubts the microbatch."""
 
-EXACT_CLEAR = 6.0
-"""What is made of an exact payload is so many times less like, at least, if its sender has falsified it."""
-
 EXACT_COARSE = 0.9
 """The same of formats of fewer than eight bits, in which honest ones are down to 0.993."""
+
+EXACT_CLEAR = 6.0
+"""What is made of an exact payload lacks at least so many times as much to 1 if its sender has falsified it."""
 
 EXACT_SHARE = 0.5
 """Of the checks that a stage makes in a round on average, so many are of the first step, but one at most: it shows what

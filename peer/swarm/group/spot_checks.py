@@ -250,6 +250,8 @@ class SpotChecking:
         pause = AGAIN_SECONDS
         while link is not None and not self.over and monotonic() < until:
             answer = await self._ask(number)
+            if self.over or self.accusing != place:
+                return
             received = answer.neighbours.get(link.peer) if answer is not None else None
             made_of_true = received is not None and self._is_made_of_true(number, backward, received)
             if made_of_true:
@@ -316,6 +318,8 @@ class SpotChecking:
     async def _check_doubted(self, number: int) -> None:
         """Check a microbatch that another stage doubts, until there is an answer."""
         await self._look(number)
+        pause = AGAIN_SECONDS
         while not (self.over or number in self.checked) and number in self.received.passes:
-            await asyncio.sleep(AGAIN_SECONDS)
+            await asyncio.sleep(pause)
+            pause *= 1.5
             await self._look(number)

@@ -99,7 +99,7 @@ def test_only_an_observer_of_the_operators_that_audits_answers(now: list[float])
 
 def test_one_peer_has_so_many_checks_in_a_round(now: list[float]):
     here = service()
-    for _ in range(SPOT_CHECKS_OF_ONE):
+    for _ in range(SPOT_CHECKS_OF_ONE * MANIFEST.replicas.stages):
         ask(here)
     with pytest.raises(RefusedCall, match="one peer"):
         ask(here)
