@@ -217,6 +217,34 @@ def test_who_comes_back_to_the_end_looks_for_others_first(tmp_path: Path):
     asyncio.run(asyncio.wait_for(scene(), 60))
 
 
+def test_when_somebody_comes_back_at_the_end_others_may_hold_something_else_for_as_long_as_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    together, compared = iter([True, False, True, True]), list[bool]()
+
+    async def have_all(outer: OuterLoop) -> bool:
+        compared.append(True)
+        return False
+
+    monkeypatch.setattr(presence, "all_at", lambda peers, rounds: next(together))
+    monkeypatch.setattr(presence, "_have_all", have_all)
+    monkeypatch.setattr(presence, "LOST_SECONDS", 0.02)
+
+    async def ring(outer: OuterLoop) -> None:
+        while True:
+            await asyncio.sleep(0.05)
+            outer.discovery.news.ring()
+
+    async def scene() -> None:
+        async with village(LONGER, tmp_path, "a") as made:
+            ringing = asyncio.create_task(ring(made.peers[0].outer))
+            await linger(made.peers[0].outer)
+            ringing.cancel()
+            assert len(compared) == 3
+
+    asyncio.run(asyncio.wait_for(scene(), 60))
+
+
 def test_who_has_finished_is_not_told_that_it_is_late(tmp_path: Path):
     async def scene() -> None:
         async with village(LONGER, tmp_path, "a", "b") as made:
