@@ -251,7 +251,7 @@ async def _play(chance: random.Random) -> Outcome:
             for step in range(1, steps + 1):
                 await asyncio.sleep(step_seconds)
                 if kind != "honest" and chance.random() < 0.1:
-                    here[liar]._tell([chance.randrange(step * n)])
+                    here[liar]._tell(chance.randrange(step * n))
                 for checks in here:
                     checks.received.passes.update(dict.fromkeys(range(step * n)))  # type: ignore[arg-type]
                     if not checks.over:

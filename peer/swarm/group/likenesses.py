@@ -102,9 +102,10 @@ def usual(number: int, n: int, seen: Likenesses) -> float | None:
     return median(others) if len(others) >= ENOUGH else None
 
 
-def is_suspicious(number: int, seen: Likenesses) -> bool:
-    """Whether a payload that has been seen, and is not exact, is so unlike that others of its step are worth seeing."""
-    return seen[number] < FALSE
+def is_suspicious(number: int, seen: Likenesses, doubted: bool = False) -> bool:
+    """Whether a payload that has been seen, and is not exact, is so unlike that others of its step are worth seeing.
+    `doubted`: another stage has its doubts."""
+    return seen[number] < (DOUBTED if doubted else FALSE)
 
 
 def is_false(number: int, n: int, seen: Likenesses, doubted: bool = False) -> bool:

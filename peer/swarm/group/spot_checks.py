@@ -184,7 +184,7 @@ class SpotChecking:
         """Check a microbatch, and if it is suspicious others of its step; and see whether somebody sent what is
         false."""
         await self._check(number)
-        if self._is_suspicious(number) and number not in self.doubted:
+        if self._is_suspicious(number):
             for other in self._compared_with(number):
                 self.owed += 1
                 await self._check(other)
@@ -195,7 +195,8 @@ class SpotChecking:
         return [] if number in self.exact else likenesses.others_of_step(number, self._n)[: likenesses.ENOUGH]
 
     def _is_suspicious(self, number: int) -> bool:
-        return any(number in seen and likenesses.is_suspicious(number, seen) for *_, seen in self._sides)
+        doubted = number in self.doubted
+        return any(number in seen and likenesses.is_suspicious(number, seen, doubted) for *_, seen in self._sides)
 
     def _is_false(self, number: int, backward: bool, seen: dict[int, float]) -> bool:
         doubted = number in self.doubted
@@ -236,7 +237,7 @@ class SpotChecking:
             place = likenesses.rank(stage, stages, backward)
             found += [(place, backward, number) for number in seen if self._is_false(number, backward, seen)]
         for number in {number for *_, number in found} - self.doubted:
-            self._tell([*self._compared_with(number), number])
+            self._tell(number)
         if found and (self.accusing is None or min(found)[0] < self.accusing):
             self.accusing = min(found)[0]
             self.tasks.create_task(self._account(*min(found)))
@@ -292,13 +293,12 @@ class SpotChecking:
 
     # Doubts
 
-    def _tell(self, numbers: list[int], but: Link | None = None) -> None:
-        """Ask the others of the group to check these microbatches, too; `but` who said so."""
-        for number in numbers:
-            self.doubted.add(number)
-            for link in self._links:
-                if link is not but:
-                    link.send(pack_doubt(self._position(number)))
+    def _tell(self, number: int, but: Link | None = None) -> None:
+        """Ask the others of the group to check a microbatch, too; `but` who said so."""
+        self.doubted.add(number)
+        for link in self._links:
+            if link is not but:
+                link.send(pack_doubt(self._position(number)))
 
     def _hear(self, link: Link, message: pb.Frame) -> bool:
         """Take a doubt that a neighbour tells or passes on. Returns whether the message is one."""
@@ -311,7 +311,7 @@ class SpotChecking:
         most = DOUBTS * (stage if link is self.upstream else last - stage)
         if not (self.over or known) and self.heard[link.peer] < most:
             self.heard[link.peer] += 1
-            self._tell([number], but=link)
+            self._tell(number, but=link)
             self.tasks.create_task(self._check_doubted(number))
         return True
 
