@@ -48,7 +48,7 @@ AGAIN_SECONDS = 5.0
 """After so long the observer is asked again, for what it has not answered or for what a neighbour received; then less
 often."""
 
-PATIENCE_SECONDS = 90.0
+PATIENCE_SECONDS = 120.0
 """Where a neighbour does not have checked what it received, or was sent what is false itself, this is the time between
 the place of one false payload, in the order of passes, and the next: whoever received the first acts first."""
 
@@ -180,23 +180,29 @@ class SpotChecking:
             else:
                 self.tasks.create_task(self._look(random.choice(here)))
 
-    async def _look(self, number: int) -> None:
-        """Check a microbatch, and if it is suspicious others of its step; and see whether somebody sent what is
-        false."""
-        await self._check(number)
-        if self._is_suspicious(number):
-            for other in self._compared_with(number):
-                self.owed += 1
-                await self._check(other)
-        self._judge()
+    async def _look(self, number: int, insist: bool = False) -> None:
+        """Check a microbatch, and if it is suspicious others of its step; and see whether somebody sent what is false.
+        What is suspicious is asked about until there is an answer, and so is what others doubt (`insist`)."""
+        pause = AGAIN_SECONDS
+        while not self.over and number in self.received.passes:
+            await self._check(number)
+            others = self._compared_with(number)
+            for each in others:
+                self.owed += each not in self.checked
+                await self._check(each)
+            self._judge()
+            if {number, *others} <= self.checked or not (insist or others):
+                return
+            await asyncio.sleep(pause)
+            pause *= 1.2
 
     def _compared_with(self, number: int) -> list[int]:
-        """The microbatches of the same step that show how like payloads of it usually are."""
-        return [] if number in self.exact else likenesses.others_of_step(number, self._n)[: likenesses.ENOUGH]
-
-    def _is_suspicious(self, number: int) -> bool:
-        doubted = number in self.doubted
-        return any(number in seen and likenesses.is_suspicious(number, seen, doubted) for *_, seen in self._sides)
+        """The microbatches of the same step that show how like payloads of it usually are, if what came of this one is
+        suspicious; what is exact needs no others."""
+        doubted, seen = number in self.doubted, [each for *_, each in self._sides if number in each]
+        if number in self.exact or not any(likenesses.is_suspicious(number, each, doubted) for each in seen):
+            return []
+        return likenesses.others_of_step(number, self._n)[: likenesses.ENOUGH]
 
     def _is_false(self, number: int, backward: bool, seen: dict[int, float]) -> bool:
         doubted = number in self.doubted
@@ -312,14 +318,5 @@ class SpotChecking:
         if not (self.over or known) and self.heard[link.peer] < most:
             self.heard[link.peer] += 1
             self._tell(number, but=link)
-            self.tasks.create_task(self._check_doubted(number))
+            self.tasks.create_task(self._look(number, insist=True))
         return True
-
-    async def _check_doubted(self, number: int) -> None:
-        """Check a microbatch that another stage doubts, until there is an answer."""
-        await self._look(number)
-        pause = AGAIN_SECONDS
-        while not (self.over or number in self.checked) and number in self.received.passes:
-            await asyncio.sleep(pause)
-            pause *= 1.5
-            await self._look(number)
