@@ -138,7 +138,7 @@ def for_those_who_end(peers: Peers, most_seconds: float) -> Waiting:
 def for_word(peers: Peers) -> Waiting:
     """The wait of a peer that begins, until others have said how far the run is: who does not answer is given time."""
     names = _names(peer.peer_id for peer in peers)
-    return Waiting(f"others to say how far the run is: {names}", "they answer, or have not for long")
+    return Waiting(f"others to say how far the run is: {names}", "they answer, or have been asked often enough")
 
 
 def for_hearers(peers: Peers, most_seconds: float) -> Waiting:

@@ -1,6 +1,6 @@
 """Groups in virtual time whose stages do spot checks, and of whose members one may lie: `SpotChecking` itself, on an
-event loop whose clock jumps, with invented likenesses. It plays a hundred thousand of them in an hour, to see that
-nobody honest is blamed: `python -m tests.simulation.doubts --schedules 100000`.
+event loop whose clock jumps, with invented likenesses. It plays ten thousand of them in a minute and a half of two
+cores, to see that nobody honest is blamed: `python -m tests.simulation.doubts --schedules 100000`.
 
 What is invented is as it was measured (`benchmarks/recompute.py`), or worse. Honest payloads of one step are alike but
 for a tenth, with tails down to what was least; steps differ, and in some the loss has a spike. What a stage makes of
@@ -36,7 +36,7 @@ from tests.world.loop import VirtualLoop
 KINDS = ("honest", "made-up", "wrong by a tenth", "flipped")
 MADE_UP = 1 / 20
 LEAST_SHARE = 0.54
-"""The least likeness of an honest payload that was ever measured, over the middle of its step."""
+"""The least likeness, over the middle of its step, of the honest payloads that are judged."""
 
 BATCH = 250
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from peer.swarm.group.agreement import OFFER_SECONDS, Agreement
+from peer.swarm.group.agreement import Agreement
 from peer.swarm.group.inner_step import PipelineStage
 from peer.swarm.group.stragglers import FURTHER, LEAST_SECONDS
+from peer.swarm.rounds.round_policy import BEHIND_SECONDS
 from peer.telemetry.events import GroupFormed, RoundDone, StepDone
 from peer.telemetry.group_decisions import Dismissed
 from tests.world import test_cases
@@ -112,7 +113,7 @@ def test_a_first_stage_that_offers_no_round_holds_its_group_for_minutes_only(
     held, liar = join(run, "held", "volunteer", 1), join(run, "liar", "volunteer", 0)
     assert run.run_until(lambda: bool(liars), 60)
     other = join(run, "other", "volunteer", 0)
-    assert run.run_until(lambda: bool(told(other, StepDone)), OFFER_SECONDS + 60)
+    assert run.run_until(lambda: bool(told(other, StepDone)), 2 * BEHIND_SECONDS + 60)
     (joined,) = {event.peer_id for event in told(liar, test_cases.Joined)}
     ((told_of, reason),) = {(event.peer, event.reason) for event in told(held, Dismissed)}
     assert (told_of, "has offered its group no round for" in reason) == (joined, True)

@@ -8,7 +8,7 @@ from peer.network.group import Attempt, Link
 from peer.swarm import waits
 from peer.swarm.group.compression import Choice
 from peer.swarm.group.seats import GroupSeats
-from peer.swarm.group.stage_round import LeavingError, StageRound
+from peer.swarm.group.stage_round import LOOK_SECONDS, LeavingError, StageRound
 from peer.swarm.rounds import round_policy
 from peer.swarm.rounds.outer_round import OuterLoop
 from peer.telemetry.decisions import Waiting
@@ -32,13 +32,6 @@ ANSWER_SECONDS = 60.0
 
 FURTHER_SECONDS = 5.0
 """And so much more for each stage that its word comes through: who is nearest to the silent one is the first to act."""
-
-OFFER_SECONDS = 120.0
-"""A first stage that can begin a round has offered it in this time, or twice that for which it waits for peers that are
-rounds behind; its group would be held for nothing."""
-
-LOOK_SECONDS = 1.0
-"""So often a wait for an offer is counted."""
 
 TOLD_SECONDS = 3.0
 """A wait for a neighbour's answer that has lasted so long is told."""
@@ -164,7 +157,7 @@ class Agreement:
         while looks * LOOK_SECONDS <= patience:
             await asyncio.sleep(LOOK_SECONDS)
             looks += self.outer.begun
-            patience = max(OFFER_SECONDS, 2 * round_policy.BEHIND_ROUNDS * self.outer.pace.usual)
+            patience = 2 * round_policy.patience_with_those_behind(self.outer.pace)  # the first stage may wait for them
             patience += FURTHER_SECONDS * self.here.trainer.index
         return looks * LOOK_SECONDS
 

@@ -30,7 +30,7 @@ from protocol.net.blobs import BlobService
 from protocol.outer.data_plan import Spans
 
 LOOK_SECONDS = 1.0
-"""So often whoever watches a step looks at it."""
+"""So often whoever watches a step, or waits for the offer of a round, looks at it."""
 
 LONG_STEP_SECONDS = 10.0
 """A step that has lasted so long is worth a word about whom it waits for."""

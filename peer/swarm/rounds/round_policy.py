@@ -155,12 +155,17 @@ def others_are_done(seen: RoundSeen, me: PeerId) -> bool:
     return all(part.awaited - {me} <= part.here for part in seen.parts)
 
 
+def patience_with_those_behind(pace: Pace) -> float:
+    """For how many seconds peers that are rounds behind are waited for."""
+    return max(BEHIND_ROUNDS * pace.usual, BEHIND_SECONDS)
+
+
 def most_wait_for_those_behind(seen: RoundSeen, pace: Pace, furthest: int) -> float:
     """How many seconds a round's end is put off at most for others that are all rounds behind: a window would close
     here before it closes there; 0: they are not. `furthest` is the round that at least one of them has finished, as
     far as it has signed contributions; 0: none."""
     behind = 0 < furthest < seen.applied_in - 1
-    return max(BEHIND_ROUNDS * pace.usual, BEHIND_SECONDS) if behind else 0.0
+    return patience_with_those_behind(pace) if behind else 0.0
 
 
 def seconds_left(seen: RoundSeen, pace: Pace, now: float) -> float | None:
