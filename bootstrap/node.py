@@ -15,12 +15,14 @@ from bootstrap.admission.front import Front
 from bootstrap.admission.places import Admission
 from bootstrap.admission.registration import Door
 from bootstrap.data.published_text import lookup
+from bootstrap.monitor.holders import Holders
 from bootstrap.monitor.rounds import SwarmPace
 from bootstrap.monitor.watch import Monitor, MonitorService
 from protocol.addresses import LOOPBACK, join, moved
 from protocol.clock import unix_time
 from protocol.files import write_atomically
 from protocol.limits import HEARTBEAT_SECONDS
+from protocol.monitor import NodeWord
 from protocol.net import dht as dhts
 from protocol.net.blobs import BlobService
 from protocol.net.channels import Credentials, door_options, listen, options
@@ -83,10 +85,11 @@ async def serve_node(
     stop: asyncio.Event,
     mirrors: tuple[str, ...] = (),
     monitor: Monitor | None = None,
+    keeps: bool = False,
 ) -> None:
     """Serve a run whose files are in `directory` until `stop` is set. `tell` is given the ticket once all is up, who is
     admitted the `mirrors` of the run's prepared text. `monitor` is shown what this node sees of the run; None: one of
-    its own.
+    its own. `keeps`: this node takes over the states that last holders would take with them.
 
     Raises:
         ResourceError: a port is taken.
@@ -100,11 +103,18 @@ async def serve_node(
     register = Register(authority, descriptor.manifest)
     if monitor is None:
         monitor = await asyncio.to_thread(Monitor.of, descriptor.manifest, descriptor.run_id, directory)
+    holders = await asyncio.to_thread(Holders, authority, directory)
     dht = await dhts.start(identity, where.host, where.port and where.port + 1, register, known)
     door_server, front = grpc.aio.server(options=door_options(), interceptors=[AnyBytes()]), Front()
     interceptors = [Guard(admission_policy.objection), AnyBytes()]
     peers_server = grpc.aio.server(options=options(descriptor.manifest), interceptors=interceptors)
     open_door = AsyncExitStack()
+
+    def word() -> NodeWord:
+        return NodeWord(
+            monitor.finished(), monitor.taking(), monitor.fold.finished, holders.named(), holders.signed_rewind, keeps
+        )
+
     service = MonitorService(descriptor.manifest, monitor, admission_policy.objection)
     try:
         front.port = listen(door_server, f"{LOOPBACK}:0", standing.credentials.at_the_door())
@@ -125,8 +135,7 @@ async def serve_node(
             mirrors=mirrors,
             named=front.caller,
             status=StatusAnswers(monitor.view),
-            finished=monitor.finished,
-            taking=monitor.taking,
+            word=word,
         )
         run_pb2_grpc.add_RunServicer_to_server(door, door_server)
         blobs = BlobService(descriptor.manifest, await asyncio.to_thread(lookup, descriptor, directory))
@@ -140,7 +149,7 @@ async def serve_node(
         await Relay(dht.streams, register.authority, admission_policy.objection).open()
         tell(ticket)
         acquainted = list(await asyncio.to_thread(recall_addresses, directory))
-        following = _follow(dht, register, measuring.pace, monitor, directory, acquainted)
+        following = _follow(dht, register, measuring.pace, monitor, holders, directory, acquainted)
         attached = dht.keep_attached(lambda: [*known, *acquainted])
         await dht.while_alive(_until(stop, following, monitor.keep(), attached))
     finally:
@@ -151,14 +160,22 @@ async def serve_node(
 
 
 async def _follow(
-    dht: Dht, register: Register, pace: SwarmPace, monitor: Monitor, directory: Path, acquainted: list[str]
+    dht: Dht,
+    register: Register,
+    pace: SwarmPace,
+    monitor: Monitor,
+    holders: Holders,
+    directory: Path,
+    acquainted: list[str],
 ) -> None:
     """See how the run goes, for who asks, and keep who is in it: in `acquainted`, and for the next start in
     `directory`."""
     while True:
-        records = register.read(await dht.read_all())
+        found = await dht.read_all()
+        records = register.read(found)
         pace.see(records, register.manifest.outer.liars, unix_time())
         monitor.see_records(records)
+        await asyncio.to_thread(holders.see, records, found, monitor.fold.finished)
         there = sorted(record.libp2p for record in records if record.libp2p)[:ADDRESSES_KEPT]
         if there and there != acquainted:
             acquainted[:] = there

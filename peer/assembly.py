@@ -43,7 +43,7 @@ from peer.settings import PeerSettings
 from peer.store.membership import Remembered, node_of
 from peer.store.receipt_file import RECEIPTS, KeptReceipts
 from peer.store.served import ContributionStore, SnapshotStore
-from peer.swarm.node import AskFinished, Node, Services, Workplace
+from peer.swarm.node import AskNode, Node, Services, Workplace
 from peer.telemetry.events import Progress
 from peer.telemetry.status import EventStream
 from peer.torch_thread import TorchThread
@@ -94,7 +94,7 @@ async def joined(
     descriptor: Descriptor,
     remembered: Remembered | None,
     device: torch.device,
-    ask_finished: AskFinished,
+    ask_node: AskNode,
     tasks: Children,
     emit: EventStream,
 ) -> AsyncIterator[Node]:
@@ -158,9 +158,11 @@ async def joined(
                 lambda: keep_a_slot(network.discovery, ask_again, emit),
                 network.ways.keep,
             ),
-            ask_finished=ask_finished,
+            ask_node=ask_node,
             shut_out=shut_out,
             asked_to_leave=asyncio.Event(),
+            insisted=asyncio.Event(),
+            handing_over=asyncio.Event(),
             next_stage=asyncio.get_running_loop().create_future(),
         )
         _bind(network.server, settings, services, reconciler)

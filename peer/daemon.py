@@ -27,10 +27,10 @@ from peer.joining import (
 )
 from peer.network import admission
 from peer.pausing import Pauses
-from peer.process import first_error
+from peer.process import StopSignal, first_error
 from peer.settings import PeerSettings
 from peer.store.checkpoint import after_leaving, leave_stage
-from peer.swarm.node import AskFinished, Node, RoleWork
+from peer.swarm.node import AskNode, Node, RoleWork
 from peer.swarm.waits import for_the_node
 from peer.swarm.work import observe, serve_datacenter, serve_stage
 from peer.telemetry.events import Listener, Paused, PauseEnded, Progress, Warned
@@ -48,6 +48,9 @@ MEMORY_SECONDS = 10.0
 LEAVE_SECONDS = 30.0
 """After Ctrl-C a peer ends its inner step and hands out its contribution; a slow one is cut short."""
 
+HAND_OVER_SECONDS = 95.0
+"""The time that the only holder of a state has beyond that, in seconds: `peer.swarm.last_holder` bounds its wait."""
+
 FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS = 1.0, 30.0
 """Between two attempts of a peer to come back to its run."""
 
@@ -58,7 +61,7 @@ GATEWAY_SHUT_OUT = (
 )
 
 
-async def serve_as_guest(
+async def run_with_pauses(
     stop: asyncio.Event, settings: PeerSettings, emit: EventStream, now: Callable[[], datetime] = datetime.now
 ) -> None:
     """Serve until the last round, or until `stop` is set, but for the pauses. `now` is the local time.
@@ -69,6 +72,7 @@ async def serve_as_guest(
     for finding in await asyncio.to_thread(before_joining, settings.device, unix_time()):
         emit(Warned(f"WARNING: {finding.words}"))
     pauses = Pauses(settings.directory, settings.quiet, now)
+    insisted = stop.insisted if isinstance(stop, StopSignal) else None
     async with Children() as children:
         children.spawn(_watch_memory(settings.memory_limit, emit))
         while not stop.is_set():
@@ -83,7 +87,7 @@ async def serve_as_guest(
                 next_stage = None
                 async with Children() as watching:
                     watching.spawn(_leave_when_due(leave, stop, pauses))
-                    next_stage = await run_until(leave, settings, emit)
+                    next_stage = await run_until(leave, settings, emit, insisted=insisted)
             except (HetpeerError, BaseExceptionGroup) as error:
                 if stop.is_set() or not leave.is_set():
                     raise
@@ -135,11 +139,16 @@ async def _watch_memory(most: int | None, emit: Listener) -> None:
 
 
 async def run_until(
-    stop: asyncio.Event, settings: PeerSettings, emit: EventStream, work: RoleWork | None = None
+    stop: asyncio.Event,
+    settings: PeerSettings,
+    emit: EventStream,
+    work: RoleWork | None = None,
+    insisted: asyncio.Event | None = None,
 ) -> int | None:
     """Join the run and serve until the last round, or do `work`, or until `stop` is set; then leave in order: end the
-    inner step, contribute what is done, and say goodbye, in `LEAVE_SECONDS` at most. Returns the stage to which this
-    peer moves, if it has left for one.
+    inner step, contribute what is done, and say goodbye, in `LEAVE_SECONDS` at most. The only holder of a state stays
+    for `HAND_OVER_SECONDS` more, until another has it, or `insisted` is set. Returns the stage to which this peer
+    moves, if it has left for one.
 
     Raises:
         HetpeerError: with a message that a volunteer can act on. RefusedError: the operator takes this peer out, or
@@ -165,7 +174,11 @@ async def run_until(
         if not living.done():
             emit(Progress("leaving: the inner step ends, and what is done is contributed"))
             node.leave()
+            if insisted is not None:
+                children.spawn(_pass_on(insisted, node))
             await asyncio.wait((living,), timeout=LEAVE_SECONDS)
+            if node.handing_over.is_set():
+                await asyncio.wait((living,), timeout=HAND_OVER_SECONDS)
         if not living.done():
             serving.cancel()
             await asyncio.wait((living,))
@@ -176,6 +189,13 @@ async def run_until(
         if not (serving.cancelled() and stop.is_set()):
             serving.result()
         return node.next_stage.result() if node.next_stage.done() and not stop.is_set() else None
+
+
+async def _pass_on(insisted: asyncio.Event, node: Node) -> None:
+    """Have a peer that leaves wait no longer for another holder of its state, once its owner insists."""
+    await insisted.wait()
+    node.insisted.set()
+    node.discovery.news.ring()
 
 
 async def _join(settings: PeerSettings, work: RoleWork | None, place: AsyncExitStack, emit: EventStream) -> Node | None:
@@ -190,13 +210,13 @@ async def _join(settings: PeerSettings, work: RoleWork | None, place: AsyncExitS
     if work is None and not settings.hold and await comes_too_late(settings, identity, emit):
         return None
 
-    ask_finished: AskFinished = partial(admission.finished, settings.ticket)
+    ask_node: AskNode = partial(admission.ask_node, settings.ticket)
     failures, tasks = 0, await place.enter_async_context(Children())
     while True:
         try:
             descriptor, remembered = await learn(settings, identity, emit)
             device = await asyncio.to_thread(require_fit, settings, descriptor)
-            node = joined(settings, identity, descriptor, remembered, device, ask_finished, tasks, emit)
+            node = joined(settings, identity, descriptor, remembered, device, ask_node, tasks, emit)
             return await place.enter_async_context(node)
         except UnreachableError as error:
             if await recall_place(settings, identity) is None:

@@ -75,7 +75,7 @@ async def comes_too_late(settings: PeerSettings, identity: Identity, emit: Liste
     """Whether the run is over, by the word of the operator's node, and this peer has never been in it: then it is told
     so. Who has been is told as well, and takes the last state, if somebody holds it."""
     try:
-        rounds = (await admission.finished(settings.ticket)).round
+        rounds = (await admission.ask_node(settings.ticket)).finished
     except HetpeerError:
         return False  # joining says it better
     if not rounds or await recall_place(settings, identity) is not None:

@@ -109,14 +109,24 @@ def _fail(error: HetpeerError, emit: Listener) -> int:
     return error.exit_code
 
 
+class StopSignal(asyncio.Event):
+    """The wish of a command's owner that it ends: set by the first Ctrl-C or SIGTERM; `insisted` by a second one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.insisted = asyncio.Event()
+
+
 async def _serve(serve: Serve, until_stdin_closes: bool) -> int | None:
     """Returns the signal that stopped it, if one did."""
-    stop = asyncio.Event()
+    stop = StopSignal()
     received: list[int] = []
     loop = asyncio.get_running_loop()
 
     def receive(number: int) -> None:
         received.append(number)
+        if stop.is_set():
+            stop.insisted.set()
         stop.set()
 
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -15,6 +15,10 @@ RECORD_BYTES = 4 * 1024
 """The size of a peer's signed record: 1 KiB of names and addresses, 1.2 KiB of scores, 0.6 KiB of relays, 0.2 KiB of
 stages, its card and its gateway's, 0.6 KiB."""
 
+HOLDERS_NAMED = 64
+"""The records of holders in a node's word on its run, of 1 KiB each, 4 KiB at most: one for each stage, the newest
+first."""
+
 RECORDS_READ = 512
 """The records that are read of one key of the DHT at a time, where 64 are expected. A node holds no more under one key,
 2 MiB."""

@@ -290,13 +290,22 @@ class View(ViewModel):
     state_since: float = Field(0.0, description="Unix seconds")
 
 
-# The end, as the door tells of it: peers that have finished stay for it, and those that come late train no more
+# What a node says of the run to whoever asks at its registration port
 
 
 @dataclass(frozen=True, slots=True)
-class EndOfRun:
-    """A node's word on the end of the run. `round`: the run's last one, if the run is over; else 0. `taking`: the node
-    is about to take the last state, and who holds it should stay until then."""
+class NodeWord:
+    """A node's word on how far its run is.
 
-    round: int = 0
+    `finished` is the run's last round, if the run is over, else 0. `taking`: the node is about to take the last state,
+    and its holders should stay until then. `run` is the last round that the run has finished. `holders` are signed
+    records, not checked yet, of peers that held the newest states. `rewind` is the operator's newest rewind, signed and
+    not checked yet. `keeps`: the node takes states over from last holders.
+    """
+
+    finished: int = 0
     taking: bool = False
+    run: int = 0
+    holders: tuple[bytes, ...] = ()
+    rewind: bytes = b""
+    keeps: bool = False

@@ -82,10 +82,19 @@ def printable(text: str) -> str:
     return "".join(each if each.isprintable() else "�" for each in text)
 
 
-LOST = "nobody who is here holds it; a peer that has it in its folder can bring it back, else the run cannot go on"
-"""What is to be said of a state that is needed and lost."""
+LOST = (
+    "nobody who is here holds it; a peer that has it in its folder can bring it back, or the run's operator can go on "
+    "without it: `hetpeer admin rewind`"
+)
+"""What is to be said of a state that is needed, and that nobody here holds."""
 
 
-def state_after(round: int, stages: Sequence[int]) -> str:
-    """The state of these stages after a round, in words."""
-    return f"the state of stage {' and of stage '.join(map(str, stages))} after round {round}"
+def parts_named(parts: Iterable[str]) -> str:
+    """Parts of the model in words: "stage 1", "the token embedding and stage 0"."""
+    names = ["the token embedding" if part == "embedding" else part.replace("-", " ") for part in sorted(parts)]
+    return " and ".join(names)
+
+
+def state_after(round: int, what: str) -> str:
+    """The state of parts of the model, as `parts_named` names them, after a round."""
+    return f"the state of {what} after round {round}"

@@ -19,6 +19,7 @@ FLAGS = {
     "admin peers": "dir json",
     "admin log": "dir json last",
     "admin revoke": "dir from-round json",
+    "admin rewind": "dir json to-round",
     "bootstrap": "announce audit certificate-life closed dashboard data dir dry-run evaluate join json keep-model "
     "listen log-json mirror revoke trials until-stdin-closes weights",
     "join": "announce compile data data-cache device dir json listen log-json manifest max-disk max-down max-memory "

@@ -16,7 +16,7 @@ MOST_BYTES = 2 * LOG_BYTES
 MOST_CHARACTERS = 300
 """Of one field: what strangers call themselves is cut there."""
 
-What = Literal["admitted", "renewed", "refused", "invited", "withdrawn", "revoked", "noted"]
+What = Literal["admitted", "renewed", "refused", "invited", "withdrawn", "revoked", "rewound", "noted"]
 
 
 class AuditEntry(BaseModel):

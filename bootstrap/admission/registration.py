@@ -13,6 +13,7 @@ from bootstrap.admission.places import Admission, PlaceRole
 from protocol.clock import monotonic, unix_time
 from protocol.errors import FormatError, RefusedError, ResourceError
 from protocol.identity import PeerId
+from protocol.monitor import NodeWord
 from protocol.net.channels import Credentials, refuse, require_manifest
 from protocol.net.dht import Dht
 from protocol.outer.whereabouts import common_round
@@ -60,14 +61,21 @@ class Door(run_pb2_grpc.RunServicer):
     """Who calls, where gRPC names a connection of the front's (`bootstrap.admission.front`)."""
     status: StatusAnswers | None = None
     """What this node sees of the run; None: it does not look."""
-    finished: Callable[[], int] = lambda: 0
-    """The run's last round, once the swarm has finished it."""
-    taking: Callable[[], bool] = lambda: False
-    """Whether this node is about to take the run's last state."""
+    word: Callable[[], NodeWord] = NodeWord
+    """How far the run is, as this node sees it."""
 
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:
         known = self.descriptor.canonical()
-        return pb.DescribeReply(descriptor_json=known, finished=self.finished(), taking=self.taking())
+        word = self.word()
+        return pb.DescribeReply(
+            descriptor_json=known,
+            finished=word.finished,
+            taking=word.taking,
+            run=word.run,
+            holders=word.holders,
+            rewind=word.rewind,
+            keeps=word.keeps,
+        )
 
     async def Measure(self, request: pb.MeasureRequest, context: Any) -> pb.MeasureReply:
         now, pace = unix_time(), self.measuring.pace

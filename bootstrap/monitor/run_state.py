@@ -9,10 +9,11 @@ from typing import Literal
 
 from bootstrap.monitor.peers import AWAY, Peer
 from bootstrap.monitor.rounds import ROUNDS_KEPT, Round
+from protocol.identity import stage_part
 from protocol.manifest import Manifest
 from protocol.monitor import GroupView, RunState
 from protocol.trust.records import lost_states
-from protocol.wording import LOST, state_after
+from protocol.wording import LOST, parts_named, state_after
 
 STALLED_TIMES, STALLED_SECONDS = 10, 60.0
 """A round that has lasted so many times the usual, and so long at least, shows that the run stands still."""
@@ -81,7 +82,7 @@ def lost_state(manifest: Manifest, peers: Iterable[Peer]) -> str:
     such."""
     records = [each.record for each in peers if each.record is not None and each.state not in AWAY]
     last, stages = lost_states(records, manifest.replicas.stages)
-    return f"waits for {state_after(last, stages)}: {LOST}" if stages else ""
+    return f"waits for {state_after(last, parts_named(map(stage_part, stages)))}: {LOST}" if stages else ""
 
 
 def waits_for(manifest: Manifest, peers: Iterable[Peer]) -> str:

@@ -12,6 +12,7 @@ import grpc
 from pydantic import BaseModel, ValidationError
 
 from bootstrap.monitor.fold import MOST_PEERS, Fold
+from bootstrap.monitor.peers import AWAY
 from bootstrap.monitor.run_state import Found, LastState
 from protocol.clock import monotonic, unix_time
 from protocol.errors import FormatError, RefusedError, ResourceError
@@ -111,6 +112,11 @@ class Monitor:
         """Whether the last round has begun, or the run is over."""
         begun = self.fold.state.state != "gathering"
         return self.fold.over or (begun and self.fold.finished >= self.fold.manifest.outer.rounds - 1)
+
+    def leaving_holder(self) -> PeerId | None:
+        """A peer that would leave, and is the last that holds the newest state of its parts; None: there is none."""
+        peers = ((peer.id, peer.record) for peer in self.fold.peers.values() if peer.state not in AWAY)
+        return next((id for id, record in peers if record is not None and record.last_holder), None)
 
     @property
     def run_state(self) -> Found:

@@ -31,6 +31,7 @@ from peer.cli.join import (
 from peer.cli.lab import lab
 from peer.cli.models import EXPORT_EXAMPLES, SAMPLE_EXAMPLES, export, sample
 from peer.cli.plan import PLAN_EXAMPLES, plan
+from peer.cli.rewind import REWIND_EXAMPLES, rewind
 from peer.cli.status import STATUS_EXAMPLES, status
 from peer.cli.testnet import TESTNET_EXAMPLES, testnet
 from peer.cli.why import WHY_EXAMPLES, why
@@ -93,6 +94,7 @@ app.command(epilog=CREDIT_EXAMPLES)(credit)
 app.command(epilog=EXPORT_EXAMPLES)(export)
 app.command(epilog=SAMPLE_EXAMPLES)(sample)
 app.command("import", epilog=IMPORT_EXAMPLES)(import_)
+admin.command(epilog=REWIND_EXAMPLES)(rewind)
 app.add_typer(lab, name="lab")
 app.add_typer(admin, name="admin")
 app.add_typer(data_commands, name="data")

@@ -250,9 +250,10 @@ def serve_run(options: BootstrapOptions, terminal: "Terminal") -> int:
                     raise UserError("--mirror is for prepared text: see `hetpeer data prepare`")
                 told_before = mirrors_of(folder) if ticket else ()
                 others = tuple(dict.fromkeys((*mirrors, *told_before)))[:MOST_MIRRORS]
+                keeps = options.evaluate or audits or (options.keep_model and options.join is None)
                 monitor = await asyncio.to_thread(Monitor.of, served.manifest, served.run_id, folder)
                 async with asyncio.TaskGroup() as tasks:
-                    tasks.create_task(serve_node(served, folder, where, standing, tell, stop, others, monitor))
+                    tasks.create_task(serve_node(served, folder, where, standing, tell, stop, others, monitor, keeps))
                     if dashboard:
                         view = monitor.view
                         page_of = serve_dashboard(dashboard, view, monitor.until_changed, lambda: render(view()), stop)

@@ -61,7 +61,7 @@ def observe(options: ServingOptions) -> None:
 def serve(role: "Role", options: ServingOptions) -> int:
     """Serve until the run's last round; the exit code."""
     from peer.compute.capacity import cores
-    from peer.daemon import serve_as_guest
+    from peer.daemon import run_with_pauses
     from peer.network.machine_link import read_secret
     from peer.process import run_command, told
     from peer.settings import PeerSettings
@@ -85,7 +85,7 @@ def serve(role: "Role", options: ServingOptions) -> int:
             if options.directory is None:
                 remember(ticket)
             settings = replace(settings, directory=folder)
-            return run_command(partial(serve_as_guest, settings=settings, emit=shown.emit), shown)
+            return run_command(partial(run_with_pauses, settings=settings, emit=shown.emit), shown)
 
     return told(shown.emit, work)
 

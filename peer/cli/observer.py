@@ -193,11 +193,14 @@ Raises HetpeerError where it cannot, or no longer."""
 
 
 async def keep_model(monitor: Monitor, hold: Hold, emit: Listener, stop: asyncio.Event) -> None:
-    """Have `hold` take the last state when the last round has begun, and again after each failure, until `stop` is set.
-    `monitor` knows meanwhile how far that is: whoever has finished stays for it."""
+    """Have `hold` follow the run and take its last state, from when the last round has begun, or a last holder leaves;
+    and again after each failure, until `stop` is set. `monitor` knows meanwhile how far that is: whoever has finished
+    stays for it."""
     monitor.note_last_state("coming")
-    while not (monitor.is_near_the_end() or stop.is_set()):
+    while not (monitor.is_near_the_end() or monitor.leaving_holder() or stop.is_set()):
         await first_of(monitor.until_changed(END_LOOK_SECONDS), stop.wait())
+    if leaver := monitor.leaving_holder():
+        emit(Progress(f"taking the model over: peer {leaver[-8:]} leaves, the last that holds the state of its stage"))
 
     def held() -> None:
         monitor.note_last_state("here")

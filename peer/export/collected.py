@@ -21,7 +21,7 @@ from peer.store import checkpoint
 from peer.store.checkpoint import Settled
 from peer.store.served import ContributionStore, SnapshotStore
 from peer.swarm.node import Node
-from peer.swarm.presence import in_the_swarm, outer_loop
+from peer.swarm.presence import outer_loop, swarm_membership
 from peer.swarm.rounds.catch_up import agree, catch_up
 from peer.swarm.rounds.outer_round import OuterLoop
 from peer.swarm.rounds.parts import to_torch
@@ -252,7 +252,7 @@ async def bring_up_to_date(
             async with node.place.reading(node.emit) as reader:
                 held_out = await reader.held_out()
         outer = await outer_loop(node, [])
-        async with in_the_swarm(node, outer):
+        async with swarm_membership(node, outer):
             await _catch_up(outer)
             node.leave()
 
@@ -269,7 +269,7 @@ async def _catch_up(outer: OuterLoop) -> None:
     meanwhile: what they had has come by then, or has not."""
     met, last, witnesses = False, 0, outer.reconciler.witnesses
     for attempt in range(TRIES):
-        met, last = met or bool(outer.discovery.others()), max(last, witnesses.shown_at())
+        met, last = met or bool(outer.discovery.others()), max(last, outer.view().run)
         if met and outer.clock > last and not witnesses.unanswered():
             await agree(outer)
             return

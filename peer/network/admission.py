@@ -18,8 +18,8 @@ from protocol.addresses import is_ip, join, split
 from protocol.clock import unix_time
 from protocol.errors import FormatError, HetpeerError, PeerError, UnreachableError
 from protocol.identity import Endpoint, PeerId
-from protocol.limits import CALL_SECONDS, TLS_SECONDS
-from protocol.monitor import EndOfRun, View
+from protocol.limits import CALL_SECONDS, HOLDERS_NAMED, TLS_SECONDS
+from protocol.monitor import NodeWord, View
 from protocol.net import dht as dhts
 from protocol.net.bandwidth import Bandwidth
 from protocol.net.blobs import fetch_file
@@ -82,16 +82,17 @@ async def describe(ticket: Ticket) -> Descriptor:
     return descriptor
 
 
-async def finished(ticket: Ticket) -> EndOfRun:
-    """Ask the first of the operator's nodes that answers whether the run is over.
+async def ask_node(ticket: Ticket) -> NodeWord:
+    """Ask the first of the operator's nodes that answers how far the run is, and whether it is over.
 
     Raises:
         UnreachableError, PeerError: no door of the ticket opens.
     """
 
-    async def ask(channel: grpc.aio.Channel, node: Endpoint) -> EndOfRun:
+    async def ask(channel: grpc.aio.Channel, node: Endpoint) -> NodeWord:
         reply = await run_pb2_grpc.RunStub(channel).Describe(pb.DescribeRequest(), timeout=CALL_SECONDS)
-        return EndOfRun(int(reply.finished), bool(reply.taking))
+        holders = tuple(map(bytes, reply.holders[:HOLDERS_NAMED]))
+        return NodeWord(reply.finished, reply.taking, reply.run, holders, bytes(reply.rewind), reply.keeps)
 
     return await _at_a_door(ticket, ask)
 

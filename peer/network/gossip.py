@@ -24,6 +24,7 @@ from peer.network.gossip_policy import (
 )
 from peer.network.intake import Intake
 from peer.network.learning import Learner
+from peer.network.run_progress import KnownProgress
 from peer.network.witnesses import Witnesses
 from protocol.errors import FormatError, HetpeerError, PeerError
 from protocol.identity import Part, PeerId
@@ -74,6 +75,7 @@ class Reconciler:
     learner: Learner = field(init=False)
     witnesses: Witnesses = field(init=False)
     """The witnesses of where the others are in the run."""
+    progress: KnownProgress = field(init=False)
 
     def __post_init__(self) -> None:
         """Begin with nothing learnt or shown."""
@@ -87,6 +89,7 @@ class Reconciler:
             self.start_learning,
         )
         self.witnesses = Witnesses(self.discovery, self.intake)
+        self.progress = KnownProgress(authority=self.intake.signer.authority, folder=self.attested.folder)
         self.intake.early_listeners.append(self.witnesses.follow)
 
     def statement(self) -> bytes:
@@ -187,13 +190,15 @@ class Reconciler:
                 stub = reconciliation_pb2_grpc.ReconciliationStub(channel)
                 mine = [summary(ledger) for ledger in self.intake.ledgers.values()]
                 parts = [summary_to_wire(replace(each, checks={}) if whole else each) for each in mine]
-                question = pb.Comparison(statement=self.statement(), parts=parts, attested=self.attested.round)
+                newest = {"attested": self.attested.round, "rewound": self.progress.rewound}
+                question = pb.Comparison(statement=self.statement(), parts=parts, **newest)
                 with timed(channel, peer.peer_id, self.discovery.trips):
                     told = await stub.Compare(question, metadata=handshake(self.manifest), timeout=ANSWER_SECONDS)
             require_differences(told, self.manifest)
             said = self.hear(told.statement, peer.peer_id)
             self.revoke(told.revocations, said.peer_id)
             self.attested.hear(told.attestation, said.peer_id)
+            self.progress.hear_rewind(told.rewind)
             learning = self.start_learning(self.learner.learn(told.parts, said))
             await asyncio.wait((learning,), timeout=ANSWER_SECONDS)  # it goes on if it takes longer
             if not whole:

@@ -41,7 +41,7 @@ class ReconciliationService(reconciliation_pb2_grpc.ReconciliationServicer):
         await self._require(require_comparison, request, context)
         await self._require_ready(context)
         await self._hear(request.statement, context)
-        ledgers, attested = reconciler.intake.ledgers, reconciler.attested
+        ledgers, attested, progress = reconciler.intake.ledgers, reconciler.attested, reconciler.progress
         asked = [each for each in map(summary_of, request.parts) if each.part in ledgers]
         keys = some_named({each.part: different(ledgers[each.part], each) for each in asked})
         count = sum(map(len, keys.values()))
@@ -51,6 +51,7 @@ class ReconciliationService(reconciliation_pb2_grpc.ReconciliationServicer):
             parts=[keys_to_wire(part, named) for part, named in keys.items() if named],
             revocations=reconciler.revocations(),
             attestation=attested.signed if attested.round > request.attested else b"",
+            rewind=progress.signed_rewind if progress.rewound > request.rewound else b"",
         )
 
     async def Ask(self, request: pb.Question, context: Any) -> pb.Entries:

@@ -10,7 +10,7 @@ from protocol.clock import monotonic
 from protocol.identity import PeerId, contributes_to
 from protocol.outer.whereabouts import borne_out, common_round
 from protocol.outer.window import SKEW
-from protocol.trust.records import PeerRecord, may_author
+from protocol.trust.records import PeerRecord, holds_newest, may_author
 
 LATELY = 2
 """The last rounds in which a peer must have contributed to one: else it is in the run by its word alone."""
@@ -41,8 +41,14 @@ class Witnesses:
 
     def shown_at(self) -> int:
         """The round that they have finished, as far as they have signed contributions, of rounds that have not begun
-        here too. A reason to look for these, and for nothing more."""
-        return self._common_round(self._shown)
+        here too. A reason to look for these, and for nothing more: so here the word of those counts as well who follow
+        the run without contributing, as far as somebody else's contributions bear it out."""
+        return self._followed_round(self._shown)
+
+    def proved_at(self) -> int:
+        """The same as far as what is accepted here bears it out: whoever has caught up with that round was told the
+        truth."""
+        return self._followed_round(self._accepted)
 
     def most_shown(self) -> int:
         """The round that at least one of them has finished; 0 if none has shown anything."""
@@ -76,7 +82,7 @@ class Witnesses:
         """That round was not to be found, though it was signed for: for a while, those who did are believed by what is
         accepted here alone. Whether there was anybody."""
         now = monotonic()
-        others = [peer.peer_id for peer in self.discovery.others()]
+        others = {peer.peer_id for peer in self.discovery.others()} | self.intake.shown.keys()
         vain = [author for author in others if self._accepted(author) < round - 1 <= self._shown(author)]
         self.disbelieved = {author: until for author, until in self.disbelieved.items() if until > now}
         self.disbelieved |= dict.fromkeys(vain, now + DISBELIEF_SECONDS)
@@ -93,13 +99,36 @@ class Witnesses:
         return common_round(self._finished(newest), self.discovery.manifest.outer.liars)
 
     def _finished(self, newest: Callable[[PeerId], int]) -> list[int]:
-        """The rounds that others have finished. Whoever contributes to other parts than those followed here shows
-        nothing here, wherever it is."""
-        others = [peer for peer in self.discovery.others() if may_author(peer)]
+        """The rounds that others have finished who contribute. A peer that contributes to other parts than those
+        followed here shows nothing here. The last contribution of one that contributes no more says where it was, and
+        not where the run is."""
+        others = [peer for peer in self.discovery.others() if may_author(peer) and self._contributes(peer)]
         said = {peer.peer_id: peer.round for peer in others}
         shown = {peer: newest(peer) for peer in said}
         silent = sum(not shown[peer.peer_id] and bool(peer.replica) and self._contributes_here(peer) for peer in others)
         return borne_out(said, shown, silent, self.discovery.manifest.outer.liars)
+
+    def _followed_round(self, newest: Callable[[PeerId], int]) -> int:
+        """The common round of those who contribute, and of those who hold the newest state and do not contribute here,
+        as spares: these are believed up to the last round that anybody has contributed to."""
+        others = [peer for peer in self.discovery.others() if may_author(peer) and holds_newest(peer)]
+        last = max((each.newest_of_all() for each in self.intake.ledgers.values()), default=0)
+        last = max(last, *map(newest, self.intake.shown), 0)
+        followed = [min(peer.round, last) for peer in others if last and self._only_follows(peer)]
+        return common_round([*self._finished(newest), *followed], self.discovery.manifest.outer.liars)
+
+    def _contributes(self, peer: PeerRecord) -> bool:
+        """Whether a peer holds the run's newest state, and is no further by its own word than it has contributed."""
+        signed = self._signed(peer.peer_id)
+        return holds_newest(peer) and not (signed and peer.round > signed + LATELY)
+
+    def _only_follows(self, peer: PeerRecord) -> bool:
+        awaited = bool(peer.replica) and self._contributes_here(peer)
+        return not self._contributes(peer) or not (self._signed(peer.peer_id) or awaited)
+
+    def _signed(self, author: PeerId) -> int:
+        """The last round to which an author has signed a contribution, as far as is known here."""
+        return max(self._accepted(author), self.intake.shown.get(author, 0))
 
     def _contributes_here(self, peer: PeerRecord) -> bool:
         return any(contributes_to(peer.role, peer.stage, part) for part in self.intake.ledgers)

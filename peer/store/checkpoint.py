@@ -68,13 +68,16 @@ class CheckpointState(BaseModel):
 class Settled(BaseModel):
     """`settled.json`, for who reads this folder while its peer is at work, or after: the last round this peer has
     finished, and the digests (part → hex) that its outer state had then. What is late changes it, as everywhere.
-    `compared`: it was the last round, and this peer has looked whether the others hold what it holds."""
+    `compared`: it was the last round, and this peer has looked whether the others hold what it holds. `run` and `held`
+    are the run's progress as this peer knows it (`protocol/outer/progress.py`)."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     round: int = Field(ge=0)
     digests: dict[str, str]
     compared: bool = False
+    run: int = Field(0, ge=0)
+    held: dict[str, int] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,13 +153,17 @@ def _blobs(checkpoint: Checkpoint) -> Iterator[tuple[str, bytes]]:
             yield f"{part}.contribution", each.contribution
 
 
-def note_settled(folder: Path, round: int, digests: Mapping[str, str], compared: bool = False) -> None:
-    """Write down which round the outer state is of, with its digests, and whether it was `compared` after the last.
+def note_settled(
+    folder: Path, round: int, digests: Mapping[str, str], compared: bool, run: int, held: Mapping[Part, int]
+) -> None:
+    """Write down which round the outer state is of, with its digests, whether it was `compared` after the last, and
+    the run's progress.
 
     Raises:
         ResourceError: the disk is full, or cannot be written.
     """
-    settled = Settled(round=round, digests=dict(digests), compared=compared)
+    parts = {str(part): held_round for part, held_round in held.items()}
+    settled = Settled(round=round, digests=dict(digests), compared=compared, run=run, held=parts)
     write_atomically(folder / SETTLED, settled.model_dump_json().encode())
 
 

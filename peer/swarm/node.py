@@ -25,7 +25,7 @@ from peer.telemetry.events import Listener
 from peer.torch_thread import TorchThread
 from protocol.identity import PeerId
 from protocol.manifest import Manifest
-from protocol.monitor import EndOfRun
+from protocol.monitor import NodeWord
 from protocol.net.blobs import BlobService
 from protocol.run.run_files import BASIS
 
@@ -35,8 +35,8 @@ RoleWork = Callable[["Node"], Coroutine[Any, Any, None]]
 Upkeep = Callable[[], Coroutine[Any, Any, None]]
 """What a peer does beside its work for as long as it is in the swarm."""
 
-AskFinished = Callable[[], Coroutine[Any, Any, EndOfRun]]
-"""Asks the operator's node whether the run is over."""
+AskNode = Callable[[], Coroutine[Any, Any, NodeWord]]
+"""Asks the operator's node how far the run is, and whether it is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +93,17 @@ class Node:
     earned: Earned
     emit: Listener
     upkeep: Sequence[Upkeep]
-    ask_finished: AskFinished
-    """Asks the operator's node whether the run is over."""
+    ask_node: AskNode
+    """Asks the operator's node how far the run is, and whether it is over."""
     shut_out: asyncio.Future[PeerId]
     """Is done when the operator has taken out this peer, or the gateway that let it in: who it was; or has the error
     that ends this peer."""
     asked_to_leave: asyncio.Event
     """Is set when this peer is to leave."""
+    insisted: asyncio.Event
+    """Is set when this peer is to leave although nobody else holds its state."""
+    handing_over: asyncio.Event
+    """Is set while this peer, asked to leave, waits for another to take the state that it alone holds."""
     next_stage: asyncio.Future[int]
     """Is done when this peer leaves to serve another stage, which it is."""
 

@@ -7,20 +7,22 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 
 from peer.model.first_weights import read_part
 from peer.network.discovery import keep_remembering
 from peer.network.gossip import Reconciler
 from peer.optim.outer import OuterState
 from peer.swarm import surplus, waits
-from peer.swarm.node import AskFinished, Node
+from peer.swarm.last_holder import hand_over_state, keep_telling
+from peer.swarm.node import AskNode, Node, Upkeep
 from peer.swarm.roles import all_at
-from peer.swarm.rounds.catch_up import catch_up, compare_with_all, lacks_holder, resume
+from peer.swarm.rounds.catch_up import ABREAST, catch_up, come_abreast, compare_with_all, resume
 from peer.swarm.rounds.outer_round import OuterLoop
 from peer.swarm.rounds.parts import FollowedPart, FollowedParts
 from peer.swarm.rounds.round_policy import Pace
 from peer.telemetry.decisions import Pulse, Waiting
-from peer.telemetry.events import Listener, Progress
+from peer.telemetry.events import Listener, Progress, Warned
 from protocol.clock import monotonic, unix_time
 from protocol.errors import HetpeerError
 from protocol.identity import Part, PeerId
@@ -28,33 +30,34 @@ from protocol.limits import CALL_SECONDS
 from protocol.net.tasks import Children
 
 PULSE_SECONDS = 5.0
-"""So often a peer says how it goes."""
+"""The interval at which a peer tells its rates and how many peers it knows."""
 
 LAST_RECEIPTS_SECONDS = 3.0
-"""So long a peer waits for what others sign of its work, before it goes."""
+"""The time that a leaving peer waits for receipts of its work."""
 
 FIRST_ASK_SECONDS = 5.0
-"""At its start a peer does not wait longer for the operator's node to say whether the run is over."""
+"""The timeout of one question to the operator's node."""
 
-LOOK_SECONDS = 1.0
+CLOCK_POLL_SECONDS = 1.0
 SLEPT_SECONDS = 5.0
-"""A peer whose clock has gone on by so much more than it waited has slept: the run may have ended meanwhile."""
+"""A machine has slept if its clock went on by this much more than the time between two looks at it. The run may have
+ended meanwhile."""
 
 ASK_SECONDS = 5.0
-"""So often the node is asked while nobody else trains here."""
+"""The interval at which the node is asked by a peer that sees nobody train, or waits for a state."""
 
 LAST_STATE_SECONDS = 5.0
-"""So long a peer that has missed the run's end, or comes back to it, looks for others who hold its last state."""
+"""The time for which a peer that has missed the run's end, or comes back to it, looks for holders of the last state."""
 
 AWAY_SECONDS, KNOWN_SECONDS, KNOWN_ASK_SECONDS = 30.0, 120.0, 2.0
-"""So long, at most, a peer that has finished the run stays for a node that is away; for one that answers, to know that
-the run is over, and to take its last state; and so often it asks."""
+"""The longest time that a peer which has finished the run stays for a node that does not answer; and for one that
+answers, until that knows of the end and has the last state; and the interval at which it is asked."""
 
 FAREWELL_SECONDS = 60.0
-"""After the last round a peer serves its contributions until all are done: so long at most, or a round's time."""
+"""The least bound on the time that a peer serves the others after the last round; a round's usual time, if longer."""
 
 LOST_SECONDS = 15.0
-"""So long a peer waits after the last round for each that does not answer, and for those that hold something else."""
+"""The time for which a peer that has finished waits for each one that does not answer, or holds something else."""
 
 
 async def outer_loop(node: Node, authored: Sequence[Part]) -> OuterLoop:
@@ -91,60 +94,74 @@ async def outer_loop(node: Node, authored: Sequence[Part]) -> OuterLoop:
 
 
 @asynccontextmanager
-async def in_the_swarm(node: Node, outer: OuterLoop) -> AsyncIterator[asyncio.TaskGroup]:
-    """Meet the others, catch up with them, and keep in touch as long as the block lasts. At its end, serve until
+async def swarm_membership(node: Node, outer: OuterLoop) -> AsyncIterator[asyncio.TaskGroup]:
+    """Meet the others, come abreast of the run, and keep in touch as long as the block lasts. At its end, serve until
     everybody has finished the last round, see that others have what this peer made, and say goodbye."""
-    discovery, reconciler, earned = node.discovery, node.reconciler, node.earned
     async with asyncio.TaskGroup() as tasks:
-        keeping = [
-            tasks.create_task(discovery.keep_publishing()),
-            tasks.create_task(discovery.keep_reading()),
-            tasks.create_task(discovery.keep_attached()),
-            tasks.create_task(keep_remembering(outer.folder, discovery)),
-            *(tasks.create_task(keep()) for keep in node.upkeep),
-            tasks.create_task(outer.keep_noting()),
-            tasks.create_task(_keep_pulse(reconciler, node.emit)),
-            tasks.create_task(earned.keep_asking()),
-        ]
-        await discovery.read()
-        reconciler.keep_promises()
-        await ask_whether_over(outer, node.ask_finished)
-        async with _telling_a_long_wait(node.emit, lambda: waits.for_word(discovery.others())):
-            await catch_up(outer)
-        keeping.append(tasks.create_task(keep_asking_whether_over(outer, node.ask_finished)))
-        keeping.append(tasks.create_task(reconciler.keep_comparing()))
-        keeping.append(tasks.create_task(keep_looking_where_needed(node)))
-        await discovery.publish()
-        await wait_for_a_holder(outer)
+        keeping = await _meet(node, outer, tasks)
         yield tasks
-        if not outer.leaving:
-            await (take_last_state(outer, node.settings.hold) if outer.told_over else linger(outer))
-        if outer.finished and not (outer.told_over or node.settings.stay):
-            await stay_until_known(outer, node.ask_finished)
-            while not (outer.leaving or outer.followed.is_settled(outer.last_settled)):  # more has come meanwhile
-                await linger(outer)
-        if node.settings.stay and outer.finished and not outer.leaving:
-            await stay(outer)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(LAST_RECEIPTS_SECONDS):
-                await earned.ask()
-        discovery.tell(gone=True, replica="")
-        async with _telling_a_long_wait(node.emit, lambda: waits.for_hearers(discovery.others(), CALL_SECONDS)):
-            await reconciler.hand_out()
-        if outer.finished and not outer.followed.is_settled(outer.last_settled):
-            await outer.settle()  # what has come while this peer said goodbye is with the others, too
-        await discovery.publish()
+        await _serve_the_end(node, outer)
+        await hand_over_state(node, outer)
+        await _say_goodbye(node, outer)
         for task in keeping:
             task.cancel()
 
 
-async def wait_for_a_holder(outer: OuterLoop) -> None:
-    """Let a newcomer wait as long as nobody who is here holds the state of a part that it follows, and the others are
-    further: it would begin with the first weights, and what the run has learnt there would be lost without a word."""
-    while not (outer.over or outer.leaving) and lacks_holder(outer):
-        outer.emit(outer.lost_state or waits.for_a_state(outer.shown_at()))
-        await outer.discovery.news.wait(1.0)
+async def _meet(node: Node, outer: OuterLoop, tasks: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
+    """Meet the others and come abreast of the run. Returns what goes on until this peer leaves."""
+    discovery, reconciler = node.discovery, node.reconciler
+    steady: tuple[Upkeep, ...] = (
+        discovery.keep_publishing,
+        discovery.keep_reading,
+        discovery.keep_attached,
+        partial(keep_remembering, outer.folder, discovery),
+        *node.upkeep,
+        outer.watch_arrivals,
+        partial(_keep_pulse, reconciler, node.emit),
+        partial(keep_telling, outer),
+        node.earned.keep_asking,
+    )
+    keeping = [tasks.create_task(keep()) for keep in steady]
+    await discovery.read()
+    reconciler.keep_promises()
+    await ask_whether_over(outer, node.ask_node)
+    async with _telling_a_long_wait(node.emit, lambda: waits.for_word(discovery.others())):
         await catch_up(outer)
+    keeping.append(tasks.create_task(keep_asking_the_node(outer, node.ask_node)))
+    keeping.append(tasks.create_task(reconciler.keep_comparing()))
+    keeping.append(tasks.create_task(keep_looking_where_needed(node)))
+    await discovery.publish()
+    if outer.phase not in ABREAST:
+        await come_abreast(outer)
+        await discovery.publish()
+    return keeping
+
+
+async def _serve_the_end(node: Node, outer: OuterLoop) -> None:
+    """Stay as long as others, or the operator's node, need this peer at the run's end."""
+    stays = node.settings.stay
+    if not outer.leaving:
+        await (take_last_state(outer, node.settings.hold) if outer.told_over else linger(outer))
+    if outer.finished and not (outer.told_over or stays):
+        await stay_until_known(outer, node.ask_node)
+        while not (outer.leaving or outer.followed.is_settled(outer.last_settled)):  # more has come meanwhile
+            await linger(outer)
+    if stays and outer.finished and not outer.leaving:
+        await stay(outer)
+
+
+async def _say_goodbye(node: Node, outer: OuterLoop) -> None:
+    """Collect the last receipts, hand out what this peer has made, and tell the others that it is gone."""
+    discovery = node.discovery
+    with suppress(TimeoutError):
+        async with asyncio.timeout(LAST_RECEIPTS_SECONDS):
+            await node.earned.ask()
+    discovery.tell(gone=True, replica="")
+    async with _telling_a_long_wait(node.emit, lambda: waits.for_hearers(discovery.others(), CALL_SECONDS)):
+        await node.reconciler.hand_out()
+    if outer.finished and not outer.followed.is_settled(outer.last_settled):
+        await outer.settle()  # what has come while this peer said goodbye is with the others, too
+    await discovery.publish()
 
 
 async def keep_looking_where_needed(node: Node) -> None:
@@ -174,7 +191,7 @@ async def _keep_pulse(reconciler: Reconciler, emit: Listener) -> None:
 # The run's end
 
 
-async def stay_until_known(outer: OuterLoop, ask: AskFinished) -> None:
+async def stay_until_known(outer: OuterLoop, ask: AskNode) -> None:
     """Stay until the operator's node says that the run is over, and has the last state if it is about to take it: it
     learns and takes both from who has finished, and gives them to those who come afterwards. It does not call the run
     over as long as somebody is at work who has not finished, and may still need the others for that. A node that is
@@ -184,9 +201,9 @@ async def stay_until_known(outer: OuterLoop, ask: AskFinished) -> None:
     while not outer.leaving and monotonic() < ends:
         with suppress(HetpeerError, TimeoutError):
             async with asyncio.timeout(FIRST_ASK_SECONDS):
-                said = await ask()
-                over = said.round == outer.manifest.outer.rounds
-                if over and not said.taking:
+                word = await ask()
+                over = word.finished == outer.manifest.outer.rounds
+                if over and not word.taking:
                     return
                 wait = (waits.for_the_node_to_take if over else waits.for_the_node_to_know)(KNOWN_SECONDS)
                 ends = min(began + KNOWN_SECONDS, monotonic() + AWAY_SECONDS)
@@ -253,28 +270,32 @@ async def stay(outer: OuterLoop) -> None:
         await outer.discovery.news.wait(PULSE_SECONDS)
 
 
-async def ask_whether_over(outer: OuterLoop, ask: AskFinished) -> None:
-    """Ask the operator's node whether the run has ended without this peer, and end if so. Who does not answer says
-    nothing."""
+async def ask_whether_over(outer: OuterLoop, ask: AskNode) -> None:
+    """Ask the operator's node how far the run is, and end if it is over without this peer. A node that does not answer
+    changes nothing."""
     with suppress(HetpeerError, TimeoutError):
         async with asyncio.timeout(FIRST_ASK_SECONDS):
-            if (await ask()).round == outer.manifest.outer.rounds and not outer.finished:
-                outer.hear_that_it_is_over()
-                outer.emit(Progress(f"{over(outer)}: this peer trains no more, and looks for the last state"))
+            word = await ask()
+        if outer.progress.hear_node(word, outer.followed.me, outer.manifest):
+            outer.emit(Warned(f"WARNING: {outer.progress.rewind_words}"))
+        if word.finished == outer.manifest.outer.rounds and not outer.finished:
+            outer.hear_that_it_is_over()
+            outer.emit(Progress(f"{over(outer)}: this peer trains no more, and looks for the last state"))
 
 
-async def keep_asking_whether_over(outer: OuterLoop, ask: AskFinished, clock: Callable[[], float] = unix_time) -> None:
-    """Ask the operator's node whether the run is over for as long as this peer trains: when it has slept, while nobody
-    else trains here, and while those that were rounds ahead, or one that had finished the last round, are gone. A peer
-    that has others to train with sees by them how far the run is."""
+async def keep_asking_the_node(outer: OuterLoop, ask: AskNode, clock: Callable[[], float] = unix_time) -> None:
+    """Ask the operator's node how far the run is for as long as this peer trains: when it has slept, while nobody else
+    trains here or it waits for a state, and while those that were rounds ahead, or had finished the last round, are
+    gone. A peer that has others to train with sees by them how far the run is."""
     asked = looked = clock()
     while not outer.over:
-        await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(CLOCK_POLL_SECONDS)
         now = clock()
-        slept, looked = now - looked > LOOK_SECONDS + SLEPT_SECONDS, now
+        slept, looked = now - looked > CLOCK_POLL_SECONDS + SLEPT_SECONDS, now
         alone = all(peer.role == "observer" for peer in outer.discovery.others())
-        left = alone or outer.reconciler.witnesses.were_ahead(outer.clock) or _somebody_has_ended(outer)
-        if slept or (left and now - asked >= ASK_SECONDS):
+        waits_for_state = bool(outer.discovery.record.phase)
+        left = outer.reconciler.witnesses.were_ahead(outer.clock) or _somebody_has_ended(outer)
+        if slept or ((alone or waits_for_state or left) and now - asked >= ASK_SECONDS):
             await ask_whether_over(outer, ask)
             asked = now
 

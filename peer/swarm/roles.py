@@ -1,7 +1,7 @@
 """What this peer knows of the swarm, read off checked records. Pure."""
 
 from protocol.identity import Part, ReplicaId, contributes_to
-from protocol.trust.records import PeerRecord, Peers
+from protocol.trust.records import PeerRecord, Peers, holds_newest
 
 
 def replicas(peers: Peers) -> frozenset[ReplicaId]:
@@ -22,8 +22,9 @@ def authors(peers: Peers, part: Part) -> Peers:
 
 
 def free(peers: Peers, stage: int) -> Peers:
-    """Volunteers of a stage that are in no group."""
-    return tuple(peer for peer in peers if peer.role == "volunteer" and peer.stage == stage and not peer.replica)
+    """Volunteers of a stage that are in no group, and hold the newest state of it."""
+    there = (peer for peer in peers if peer.role == "volunteer" and peer.stage == stage)
+    return tuple(peer for peer in there if not peer.replica and holds_newest(peer))
 
 
 def looking(peers: Peers, stage: int) -> Peers:

@@ -5,10 +5,11 @@ from collections.abc import Collection, Iterable
 from peer.swarm.roles import free, looking, replicas
 from peer.swarm.surplus import stage_in_need
 from peer.telemetry.decisions import Waiting
-from protocol.identity import PeerId
+from protocol.identity import Part, PeerId, stage_part
 from protocol.manifest import Manifest
+from protocol.outer.phases import RunView, lacking, target
 from protocol.trust.records import PeerRecord, Peers, lost_states
-from protocol.wording import LOST, lasting, so_many, state_after, tails
+from protocol.wording import LOST, lasting, parts_named, so_many, state_after, tails
 
 MOST_NAMED = 8
 """The number of peers that a wait names; it counts all of them."""
@@ -101,12 +102,25 @@ def for_a_lost_state(peers: Peers, manifest: Manifest) -> Waiting | None:
     """The wait of all peers for the state of a stage that a volunteer serves who came too late for it, while nobody who
     is here holds it; None: every stage that somebody serves is held by somebody."""
     last, stages = lost_states(peers, manifest.replicas.stages)
-    return Waiting(state_after(last, stages), LOST, 0, len(stages)) if stages else None
+    return Waiting(state_after(last, parts_named(map(stage_part, stages))), LOST, 0, len(stages)) if stages else None
 
 
-def for_a_state(round: int) -> Waiting:
-    """The wait of a newcomer for somebody who holds what it needs of the state after a round."""
-    return Waiting(f"a peer that holds the state after round {round}", "this peer begins from there", 0, 1)
+def for_the_newest_state(view: RunView) -> Waiting:
+    """The wait of a peer whose own state is older than the run's newest: for those who are here to give that, or for
+    one to bring it back."""
+    missing = lacking(view)
+    if missing:
+        return Waiting(state_after(view.run, parts_named(missing)), LOST, 0, len(missing))
+    return Waiting(
+        f"the state after round {target(view)}", "peers that hold it give it, and this peer goes on from there"
+    )
+
+
+def for_another_holder(parts: Collection[Part], round: int, most_seconds: float) -> Waiting:
+    """The wait of the only holder of some parts, which is to leave, for another to take their state."""
+    what = f"another peer, or the operator's node, to take {state_after(round, parts_named(parts))}"
+    ends = "only this peer holds it; Ctrl-C again leaves at once, and the run stands still until this peer is back"
+    return Waiting(what, ends, 0, len(parts), most_seconds)
 
 
 def for_somebody_who_trains(round: int) -> Waiting:

@@ -27,9 +27,10 @@ from peer.swarm.group.served_stage import ServedStage
 from peer.swarm.group.stage_round import StageRound
 from peer.swarm.group.stragglers import first_seconds
 from peer.swarm.node import Node, Workplace
-from peer.swarm.presence import in_the_swarm, outer_loop
+from peer.swarm.presence import outer_loop, swarm_membership
 from peer.swarm.rounds.catch_up import agree
 from peer.swarm.rounds.outer_round import OuterLoop
+from peer.swarm.rounds.round_end import finish_round, wait_for_round
 from peer.swarm.text_reader import Reader
 from peer.telemetry.decisions import EndedEarly, SpotChecked
 from peer.telemetry.events import Evaluated, Progress, RoundDone, StepDone
@@ -69,7 +70,7 @@ async def serve_stage(node: Node) -> None:
     split_backward = settings.schedule == "zero-bubble"
     if split_backward:
         trainer.split_backward()
-    async with in_the_swarm(node, outer) as tasks:
+    async with swarm_membership(node, outer) as tasks:
         here = StageRound(
             outer,
             trainer,
@@ -112,7 +113,7 @@ async def serve_datacenter(node: Node) -> None:
                     await place.torch_thread.run(replica.load, outer.followed.grids)
                     await place.torch_thread.run(replica.warm_up)
             await place.torch_thread.run(replica.load_optimizer, outer.optimizer)
-            async with in_the_swarm(node, outer):
+            async with swarm_membership(node, outer):
                 await node.discovery.publish(replica=node.discovery.record.peer_id)
                 while not (outer.begun or outer.over or outer.leaving):
                     node.emit(waits.for_the_beginning(node.discovery.peers(), outer.manifest))
@@ -191,15 +192,13 @@ async def observe(node: Node) -> None:
     auditor = Auditor(evaluator) if evaluator is not None and node.settings.audit else None
     if isinstance(evaluator, Evaluator) and auditor is not None:
         do_spot_checks(evaluator, outer, node.services.spot_checks)
-    async with in_the_swarm(node, outer):
+    async with swarm_membership(node, outer):
         while not outer.over:
             round, started = outer.clock, monotonic()
-            if not await outer.wait_for_others(round, lambda: outer.leaving):
+            if not await wait_for_round(outer, round, lambda: outer.leaving) and not outer.is_behind:
                 break
-            counts = await outer.finish(round)
-            if not counts:
-                break
-            node.emit(_round_done(outer, node.services.blobs, round, started, 0, counts))
+            if counts := await finish_round(outer, round):
+                node.emit(_round_done(outer, node.services.blobs, round, started, 0, counts))
             if (checks := node.services.spot_checks.take_stock())[0]:
                 node.emit(SpotChecked(round, *checks))
             await agree(outer)
@@ -217,11 +216,9 @@ async def _train_round(
     steps = await _contribute(outer, replica, reader, round)
     if outer.leaving:
         return
-    counts = await outer.finish(round)
-    if not counts:
-        return
-    outer.emit(_round_done(outer, blobs, round, started, outer.manifest.tokens_per_step * steps, counts))
-    earned.ask_soon()
+    if counts := await finish_round(outer, round):
+        outer.emit(_round_done(outer, blobs, round, started, outer.manifest.tokens_per_step * steps, counts))
+        earned.ask_soon()
     await agree(outer)
 
 

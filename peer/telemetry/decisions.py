@@ -344,6 +344,20 @@ class Waiting(EventBase):
 
 
 @dataclass(frozen=True, slots=True)
+class OnlyHolder(EventBase):
+    """Nobody else here holds the newest state of `what`, parts in words; empty: others hold all of it, too."""
+
+    what: str
+
+    @property
+    def words(self) -> str:
+        if not self.what:
+            return "Others hold the newest state of all that this peer holds, too."
+        without = "if it leaves, the run stands still until it is back"
+        return f"Only this peer holds the newest state of {self.what}: {without}."
+
+
+@dataclass(frozen=True, slots=True)
 class Pulse(EventBase):
     """How it goes, every few seconds: bytes that have gone over this peer's line since it joined, of the pipeline's
     frames and of all else that is large; how many other peers it knows, and how many of these do not answer."""
@@ -382,4 +396,5 @@ Decision = (
     | SpotChecked
     | Tried
     | Suspected
+    | OnlyHolder
 )

@@ -7,7 +7,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
-from peer.telemetry.decisions import CaughtUp, EndedEarly, GoalChanged, Left, Placed, Pulse, Recalled, Waiting
+from peer.telemetry.decisions import (
+    CaughtUp,
+    EndedEarly,
+    GoalChanged,
+    Left,
+    OnlyHolder,
+    Placed,
+    Pulse,
+    Recalled,
+    Waiting,
+)
 from peer.telemetry.events import (
     Contributed,
     Credited,
@@ -84,6 +94,8 @@ class Status:
     """The last pulse, with the bytes since the one before it."""
     over: bool = False
     """Whether the peer has seen the end of the run."""
+    only_holder_of: str = ""
+    """The parts whose newest state nobody else here holds, in words; empty: there are none."""
     _steps: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=STEPS_REMEMBERED))
     """When each of the last inner steps ended, and its tokens."""
     _stepped: float | None = None
@@ -125,6 +137,8 @@ class Status:
                 self.joins, self.joined = self.joins + 1, now if self.joined is None else self.joined
                 self.last_step, self.tokens, self.compression = None, 0, 0
                 self.pulse, self._stepped = None, None
+            case OnlyHolder(what):
+                self.only_holder_of = what
             case Placed(_, rounds, inner_steps):
                 self.rounds, self.inner_steps = rounds, inner_steps
             case GoalChanged(_, inner_steps):

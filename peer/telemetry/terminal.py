@@ -73,6 +73,7 @@ def panel(status: Status, now: float, width: int) -> list[str]:
     rates = f"{status.tokens_per_second:,.0f} tokens/s · up {size(status.up)}/s · down {size(status.down)}/s"
     joined = f"joined {since(now - status.joined)} ago" if status.joined is not None else "not joined yet"
     silent = f", {status.lost} silent" if status.lost else ""
+    silent += f" · only holder of {status.only_holder_of}" if status.only_holder_of else ""
     doing = f" · {status.state}: {status.doing.removeprefix(f'{status.state} ')}" if status.doing else ""
     lines = [
         place,

@@ -226,6 +226,16 @@ class Ledger:
         counted = self.history.ranges.get(author)
         return max(rounds, default=counted[-1][1] if counted else 0)
 
+    def newest_of_all(self) -> int:
+        """The last round of which anything is accepted, of any author; the last closed one, if nothing is."""
+        return max(self.accepted, default=self.folded)
+
+    def is_complete(self, round: int, lately: int) -> bool:
+        """Whether all others that contributed to one of the `lately` rounds before `round` have contributed to it, and
+        somebody has."""
+        due = self.counted_since(round - lately) - {self.me}
+        return bool(due) and due <= self.accepted.get(round, {}).keys()
+
     def counted_since(self, round: int) -> set[PeerId]:
         """The authors whose contributions of `round` or a later one count, as far as they are here."""
         closed = set[PeerId]()

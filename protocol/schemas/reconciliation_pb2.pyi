@@ -27,14 +27,16 @@ class PartSummary(_message.Message):
     def __init__(self, part: _Optional[str] = ..., clock: _Optional[int] = ..., folded: _Optional[int] = ..., rounds: _Optional[_Iterable[_Union[RoundCheck, _Mapping]]] = ...) -> None: ...
 
 class Comparison(_message.Message):
-    __slots__ = ("statement", "parts", "attested")
+    __slots__ = ("statement", "parts", "attested", "rewound")
     STATEMENT_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
     ATTESTED_FIELD_NUMBER: _ClassVar[int]
+    REWOUND_FIELD_NUMBER: _ClassVar[int]
     statement: bytes
     parts: _containers.RepeatedCompositeFieldContainer[PartSummary]
     attested: int
-    def __init__(self, statement: _Optional[bytes] = ..., parts: _Optional[_Iterable[_Union[PartSummary, _Mapping]]] = ..., attested: _Optional[int] = ...) -> None: ...
+    rewound: int
+    def __init__(self, statement: _Optional[bytes] = ..., parts: _Optional[_Iterable[_Union[PartSummary, _Mapping]]] = ..., attested: _Optional[int] = ..., rewound: _Optional[int] = ...) -> None: ...
 
 class PartKeys(_message.Message):
     __slots__ = ("part", "keys")
@@ -45,16 +47,18 @@ class PartKeys(_message.Message):
     def __init__(self, part: _Optional[str] = ..., keys: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Differences(_message.Message):
-    __slots__ = ("statement", "parts", "revocations", "attestation")
+    __slots__ = ("statement", "parts", "revocations", "attestation", "rewind")
     STATEMENT_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
     REVOCATIONS_FIELD_NUMBER: _ClassVar[int]
     ATTESTATION_FIELD_NUMBER: _ClassVar[int]
+    REWIND_FIELD_NUMBER: _ClassVar[int]
     statement: bytes
     parts: _containers.RepeatedCompositeFieldContainer[PartKeys]
     revocations: _containers.RepeatedScalarFieldContainer[bytes]
     attestation: bytes
-    def __init__(self, statement: _Optional[bytes] = ..., parts: _Optional[_Iterable[_Union[PartKeys, _Mapping]]] = ..., revocations: _Optional[_Iterable[bytes]] = ..., attestation: _Optional[bytes] = ...) -> None: ...
+    rewind: bytes
+    def __init__(self, statement: _Optional[bytes] = ..., parts: _Optional[_Iterable[_Union[PartKeys, _Mapping]]] = ..., revocations: _Optional[_Iterable[bytes]] = ..., attestation: _Optional[bytes] = ..., rewind: _Optional[bytes] = ...) -> None: ...
 
 class Question(_message.Message):
     __slots__ = ("part", "keys")

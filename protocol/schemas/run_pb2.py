@@ -24,35 +24,35 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aprotocol/schemas/run.proto\x12\nhetpeer.v1\"\x11\n\x0f\x44\x65scribeRequest\"J\n\rDescribeReply\x12\x17\n\x0f\x64\x65scriptor_json\x18\x01 \x01(\x0c\x12\x10\n\x08\x66inished\x18\x02 \x01(\r\x12\x0e\n\x06taking\x18\x03 \x01(\x08\"\x95\x01\n\x0fRegisterRequest\x12\x17\n\x0fsigning_request\x18\x01 \x01(\x0c\x12\x1e\n\x04role\x18\x02 \x01(\x0e\x32\x10.hetpeer.v1.Role\x12\x12\n\x05stage\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\r\n\x05token\x18\x04 \x01(\x0c\x12\x0c\n\x04\x63\x61rd\x18\x05 \x01(\x0c\x12\x0e\n\x06stages\x18\x06 \x03(\rB\x08\n\x06_stage\"\xc4\x01\n\rRegisterReply\x12\r\n\x05stage\x18\x01 \x01(\r\x12\x0c\n\x04slot\x18\x02 \x01(\r\x12\x0c\n\x04\x63\x61rd\x18\x03 \x01(\x0c\x12\x13\n\x0b\x63\x65rtificate\x18\x04 \x01(\x0c\x12\x11\n\tauthority\x18\x05 \x01(\x0c\x12\x0c\n\x04port\x18\x06 \x01(\r\x12\x0e\n\x06\x63losed\x18\x07 \x01(\x08\x12\x0e\n\x06trials\x18\x08 \x01(\x08\x12\x0f\n\x07mirrors\x18\t \x03(\t\x12\x13\n\x0b\x61ttestation\x18\x0e \x01(\x0c\x12\x0c\n\x04time\x18\x0f \x01(\x01\"3\n\x0f\x44ialBackRequest\x12\x0f\n\x07peer_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"3\n\rDialBackReply\x12\x0f\n\x07\x64ialled\x18\x01 \x01(\t\x12\x11\n\tobjection\x18\x02 \x01(\t\"/\n\x0eMeasureRequest\x12\r\n\x05piece\x18\x01 \x01(\x0c\x12\x0e\n\x06wanted\x18\x02 \x01(\r\"Q\n\x0cMeasureReply\x12\r\n\x05piece\x18\x01 \x01(\x0c\x12\x0c\n\x04time\x18\x02 \x01(\x01\x12\r\n\x05round\x18\x03 \x01(\r\x12\x15\n\rround_seconds\x18\x04 \x01(\x01\"\x0f\n\rStatusRequest\" \n\x0bStatusReply\x12\x11\n\tview_json\x18\x01 \x01(\x0c*V\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\r\n\tVOLUNTEER\x10\x01\x12\x0e\n\nDATACENTER\x10\x02\x12\x0c\n\x08OBSERVER\x10\x03\x12\x0b\n\x07GATEWAY\x10\x04\x32\xd0\x02\n\x03Run\x12\x42\n\x08\x44\x65scribe\x12\x1b.hetpeer.v1.DescribeRequest\x1a\x19.hetpeer.v1.DescribeReply\x12\x42\n\x08Register\x12\x1b.hetpeer.v1.RegisterRequest\x1a\x19.hetpeer.v1.RegisterReply\x12\x42\n\x08\x44ialBack\x12\x1b.hetpeer.v1.DialBackRequest\x1a\x19.hetpeer.v1.DialBackReply\x12?\n\x07Measure\x12\x1a.hetpeer.v1.MeasureRequest\x1a\x18.hetpeer.v1.MeasureReply\x12<\n\x06Status\x12\x19.hetpeer.v1.StatusRequest\x1a\x17.hetpeer.v1.StatusReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aprotocol/schemas/run.proto\x12\nhetpeer.v1\"\x11\n\x0f\x44\x65scribeRequest\"\x87\x01\n\rDescribeReply\x12\x17\n\x0f\x64\x65scriptor_json\x18\x01 \x01(\x0c\x12\x10\n\x08\x66inished\x18\x02 \x01(\r\x12\x0e\n\x06taking\x18\x03 \x01(\x08\x12\x0b\n\x03run\x18\x04 \x01(\r\x12\x0f\n\x07holders\x18\x05 \x03(\x0c\x12\x0e\n\x06rewind\x18\x06 \x01(\x0c\x12\r\n\x05keeps\x18\x07 \x01(\x08\"\x95\x01\n\x0fRegisterRequest\x12\x17\n\x0fsigning_request\x18\x01 \x01(\x0c\x12\x1e\n\x04role\x18\x02 \x01(\x0e\x32\x10.hetpeer.v1.Role\x12\x12\n\x05stage\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\r\n\x05token\x18\x04 \x01(\x0c\x12\x0c\n\x04\x63\x61rd\x18\x05 \x01(\x0c\x12\x0e\n\x06stages\x18\x06 \x03(\rB\x08\n\x06_stage\"\xc4\x01\n\rRegisterReply\x12\r\n\x05stage\x18\x01 \x01(\r\x12\x0c\n\x04slot\x18\x02 \x01(\r\x12\x0c\n\x04\x63\x61rd\x18\x03 \x01(\x0c\x12\x13\n\x0b\x63\x65rtificate\x18\x04 \x01(\x0c\x12\x11\n\tauthority\x18\x05 \x01(\x0c\x12\x0c\n\x04port\x18\x06 \x01(\r\x12\x0e\n\x06\x63losed\x18\x07 \x01(\x08\x12\x0e\n\x06trials\x18\x08 \x01(\x08\x12\x0f\n\x07mirrors\x18\t \x03(\t\x12\x13\n\x0b\x61ttestation\x18\x0e \x01(\x0c\x12\x0c\n\x04time\x18\x0f \x01(\x01\"3\n\x0f\x44ialBackRequest\x12\x0f\n\x07peer_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"3\n\rDialBackReply\x12\x0f\n\x07\x64ialled\x18\x01 \x01(\t\x12\x11\n\tobjection\x18\x02 \x01(\t\"/\n\x0eMeasureRequest\x12\r\n\x05piece\x18\x01 \x01(\x0c\x12\x0e\n\x06wanted\x18\x02 \x01(\r\"Q\n\x0cMeasureReply\x12\r\n\x05piece\x18\x01 \x01(\x0c\x12\x0c\n\x04time\x18\x02 \x01(\x01\x12\r\n\x05round\x18\x03 \x01(\r\x12\x15\n\rround_seconds\x18\x04 \x01(\x01\"\x0f\n\rStatusRequest\" \n\x0bStatusReply\x12\x11\n\tview_json\x18\x01 \x01(\x0c*V\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\r\n\tVOLUNTEER\x10\x01\x12\x0e\n\nDATACENTER\x10\x02\x12\x0c\n\x08OBSERVER\x10\x03\x12\x0b\n\x07GATEWAY\x10\x04\x32\xd0\x02\n\x03Run\x12\x42\n\x08\x44\x65scribe\x12\x1b.hetpeer.v1.DescribeRequest\x1a\x19.hetpeer.v1.DescribeReply\x12\x42\n\x08Register\x12\x1b.hetpeer.v1.RegisterRequest\x1a\x19.hetpeer.v1.RegisterReply\x12\x42\n\x08\x44ialBack\x12\x1b.hetpeer.v1.DialBackRequest\x1a\x19.hetpeer.v1.DialBackReply\x12?\n\x07Measure\x12\x1a.hetpeer.v1.MeasureRequest\x1a\x18.hetpeer.v1.MeasureReply\x12<\n\x06Status\x12\x19.hetpeer.v1.StatusRequest\x1a\x17.hetpeer.v1.StatusReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protocol.schemas.run_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROLE']._serialized_start=777
-  _globals['_ROLE']._serialized_end=863
+  _globals['_ROLE']._serialized_start=839
+  _globals['_ROLE']._serialized_end=925
   _globals['_DESCRIBEREQUEST']._serialized_start=42
   _globals['_DESCRIBEREQUEST']._serialized_end=59
-  _globals['_DESCRIBEREPLY']._serialized_start=61
-  _globals['_DESCRIBEREPLY']._serialized_end=135
-  _globals['_REGISTERREQUEST']._serialized_start=138
-  _globals['_REGISTERREQUEST']._serialized_end=287
-  _globals['_REGISTERREPLY']._serialized_start=290
-  _globals['_REGISTERREPLY']._serialized_end=486
-  _globals['_DIALBACKREQUEST']._serialized_start=488
-  _globals['_DIALBACKREQUEST']._serialized_end=539
-  _globals['_DIALBACKREPLY']._serialized_start=541
-  _globals['_DIALBACKREPLY']._serialized_end=592
-  _globals['_MEASUREREQUEST']._serialized_start=594
-  _globals['_MEASUREREQUEST']._serialized_end=641
-  _globals['_MEASUREREPLY']._serialized_start=643
-  _globals['_MEASUREREPLY']._serialized_end=724
-  _globals['_STATUSREQUEST']._serialized_start=726
-  _globals['_STATUSREQUEST']._serialized_end=741
-  _globals['_STATUSREPLY']._serialized_start=743
-  _globals['_STATUSREPLY']._serialized_end=775
-  _globals['_RUN']._serialized_start=866
-  _globals['_RUN']._serialized_end=1202
+  _globals['_DESCRIBEREPLY']._serialized_start=62
+  _globals['_DESCRIBEREPLY']._serialized_end=197
+  _globals['_REGISTERREQUEST']._serialized_start=200
+  _globals['_REGISTERREQUEST']._serialized_end=349
+  _globals['_REGISTERREPLY']._serialized_start=352
+  _globals['_REGISTERREPLY']._serialized_end=548
+  _globals['_DIALBACKREQUEST']._serialized_start=550
+  _globals['_DIALBACKREQUEST']._serialized_end=601
+  _globals['_DIALBACKREPLY']._serialized_start=603
+  _globals['_DIALBACKREPLY']._serialized_end=654
+  _globals['_MEASUREREQUEST']._serialized_start=656
+  _globals['_MEASUREREQUEST']._serialized_end=703
+  _globals['_MEASUREREPLY']._serialized_start=705
+  _globals['_MEASUREREPLY']._serialized_end=786
+  _globals['_STATUSREQUEST']._serialized_start=788
+  _globals['_STATUSREQUEST']._serialized_end=803
+  _globals['_STATUSREPLY']._serialized_start=805
+  _globals['_STATUSREPLY']._serialized_end=837
+  _globals['_RUN']._serialized_start=928
+  _globals['_RUN']._serialized_end=1264
 # @@protoc_insertion_point(module_scope)

@@ -25,14 +25,22 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeReply(_message.Message):
-    __slots__ = ("descriptor_json", "finished", "taking")
+    __slots__ = ("descriptor_json", "finished", "taking", "run", "holders", "rewind", "keeps")
     DESCRIPTOR_JSON_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     TAKING_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    HOLDERS_FIELD_NUMBER: _ClassVar[int]
+    REWIND_FIELD_NUMBER: _ClassVar[int]
+    KEEPS_FIELD_NUMBER: _ClassVar[int]
     descriptor_json: bytes
     finished: int
     taking: bool
-    def __init__(self, descriptor_json: _Optional[bytes] = ..., finished: _Optional[int] = ..., taking: _Optional[bool] = ...) -> None: ...
+    run: int
+    holders: _containers.RepeatedScalarFieldContainer[bytes]
+    rewind: bytes
+    keeps: bool
+    def __init__(self, descriptor_json: _Optional[bytes] = ..., finished: _Optional[int] = ..., taking: _Optional[bool] = ..., run: _Optional[int] = ..., holders: _Optional[_Iterable[bytes]] = ..., rewind: _Optional[bytes] = ..., keeps: _Optional[bool] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
     __slots__ = ("signing_request", "role", "stage", "token", "card", "stages")

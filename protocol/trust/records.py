@@ -29,6 +29,7 @@ from protocol.limits import RECORD_BYTES, RECORD_SECONDS, RELAYS_NAMED
 from protocol.manifest import Manifest
 from protocol.manifest_tables import MOST_STAGES
 from protocol.outer.history import Claim
+from protocol.outer.phases import RunPhase
 from protocol.trust import signed
 from protocol.trust.membership_card import Authority, Role, Signer
 
@@ -51,7 +52,7 @@ RelayAddress = Annotated[str, StringConstraints(min_length=1, max_length=RELAY_C
 """The libp2p address of a relay."""
 MOST_TOKENS_PER_SECOND = 1e9
 
-LATER = ("relays", "via", "tokens_per_second", "ending", "moves_to")
+LATER = ("relays", "via", "tokens_per_second", "ending", "moves_to", "phase", "last_holder")
 """The fields that the first version had not. A peer that has nothing to say of one leaves it out."""
 
 Scored = Annotated[str, StringConstraints(min_length=1, max_length=64)]
@@ -96,6 +97,14 @@ class PeerRecord(BaseModel):
     ending: bool = Field(False, description="it has finished the last round, and still takes what others bring of it")
     moves_to: list[Annotated[int, Field(ge=0, lt=MOST_STAGES)]] = Field(
         default_factory=list, max_length=MOST_STAGES, description="the stages that a volunteer would serve instead"
+    )
+
+    phase: Literal["", RunPhase.CATCHING_UP, RunPhase.AWAITING_STATE] = Field(
+        "", description="why it does not hold the run's newest state; empty: it does, as far as it knows"
+    )
+
+    last_holder: bool = Field(
+        False, description="it leaves as soon as another holds the newest state that it alone holds here"
     )
 
     issuer: PeerId = Field(
@@ -154,15 +163,24 @@ def may_author(record: PeerRecord) -> bool:
     return record.role in ("volunteer", "datacenter") and not record.on_trial
 
 
+def holds_newest(record: PeerRecord) -> bool:
+    """Whether a peer holds the run's newest state of its parts, by its own word."""
+    return not record.phase
+
+
 def lost_states(peers: Iterable[PeerRecord], stages: int) -> tuple[int, list[int]]:
-    """The last round that any of these peers says it has finished, and the stages that somebody serves and whose state
-    after that round none of them holds. Nothing but words for people follows from it: a peer may lie here."""
+    """The last round that any of these peers has finished, and the stages whose state some of them wait for and none
+    holds, both by their own word. Words for people follow from it, and nothing else: a peer may lie here."""
     there = list(peers)
     last = max((peer.round for peer in there), default=0)
-    served = {peer.stage for peer in there if peer.role == "volunteer"}
-    whole = any(peer.role != "volunteer" and peer.round >= last for peer in there)
-    held = {peer.stage for peer in there if peer.role == "volunteer" and max(peer.round, peer.contributed) >= last}
-    return last, [] if whole else [stage for stage in range(stages) if stage in served - held]
+    wait = [peer for peer in there if peer.phase == RunPhase.AWAITING_STATE]
+    awaited = {peer.stage for peer in wait if peer.role == "volunteer"}
+    if any(peer.role != "volunteer" for peer in wait):
+        awaited = set(range(stages))
+    holders = [peer for peer in there if holds_newest(peer)]
+    held = {peer.stage for peer in holders if peer.role == "volunteer"}
+    whole = any(peer.role != "volunteer" for peer in holders)
+    return last, [] if whole else sorted(awaited - held)
 
 
 def pack_record(record: PeerRecord) -> bytes:

@@ -85,7 +85,7 @@ def test_who_is_late_is_told_that_the_run_is_over_and_takes_the_last_state(tmp_p
         last = quick.wait_for(Finished).digests
         assert quick.process.wait(240) == 0
         run.node.wait_for(Progress, lambda event: event.doing.startswith("staying, for those who come late"))
-        while not asyncio.run(admission.finished(parse_ticket(run.ticket))).round:
+        while not asyncio.run(admission.ask_node(parse_ticket(run.ticket))).finished:
             time.sleep(1)  # until it counts no longer on those that sleep
         new = run.start("late-center")
         assert new.process.wait(120) == 0

@@ -21,7 +21,7 @@ def test_a_state_that_nobody_holds_is_named_by_all_and_the_run_goes_on_when_it_i
     new = join(run, "new", "volunteer", stage)
     said = (
         f"the state of stage {stage} after round 3: nobody who is here holds it; a peer that has it in its folder can "
-        "bring it back, else the run cannot go on"
+        "bring it back, or the run's operator can go on without it: `hetpeer admin rewind`"
     )
     assert run.run_until(lambda: waits_for(new) == waits_for(other) == said, 60), [*map(waits_for, (new, other))]
     assert run.run_until(lambda: seen(run).state == "stalled", 30), seen(run).state

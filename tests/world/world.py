@@ -1,6 +1,6 @@
 """A world: an operator's node and peers, each a process on a machine of its own, that run the product's own code.
 
-What a person would start is started here: `serve_node`, and `serve_as_guest` with a journal. Keys, folders,
+What a person would start is started here: `serve_node`, and `run_with_pauses` with a journal. Keys, folders,
 certificates, records, messages, contributions and states are real ones; folders lie in memory.
 """
 
@@ -20,7 +20,7 @@ from bootstrap.monitor.watch import Monitor
 from bootstrap.node import Listen, as_operator, serve_node
 from peer.cli.bootstrap import _become_gateway
 from peer.cli.observer import keep_model
-from peer.daemon import serve_as_guest
+from peer.daemon import run_with_pauses
 from peer.process import first_error
 from peer.settings import PeerSettings
 from peer.telemetry.events import Event, Finished
@@ -198,7 +198,8 @@ class World:
             where = Listen(owner.machine.address, DOOR)
             standing = as_operator(identity, self.life)
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(serve_node(self.descriptor, owner.folder, where, standing, up, stop, monitor=monitor))
+                how = {"monitor": monitor, "keeps": self.keeps_model}
+                tasks.create_task(serve_node(self.descriptor, owner.folder, where, standing, up, stop, **how))
                 if self.keeps_model:
                     tasks.create_task(keep_model(monitor, hold, EventStream([self._teller(process)]), stop))
 
@@ -236,7 +237,7 @@ class World:
         folder.mkdir(exist_ok=True)
         settings = self._settings(folder, "observer", stay=True, hold=True)
         emit = EventStream([lambda event: held() if isinstance(event, Finished) else None, self._teller(process)])
-        await serve_as_guest(stop, settings, emit)
+        await run_with_pauses(stop, settings, emit)
 
     def _settings(self, folder: Path, role: Any, ticket: Ticket | None = None, **more: Any) -> PeerSettings:
         """What the owner of a peer has asked for: `more`, beside the usual or in its place; `ticket`: or the node's."""
@@ -251,7 +252,7 @@ class World:
             settings = self._settings(owner.folder, owner.role, self.owners[owner.door].ticket, **wished)
             emit = EventStream([self._teller(process)], process.status)
             with emit.also(Journal(owner.folder, emit, emit.status)):
-                await serve_as_guest(stop, settings, emit)
+                await run_with_pauses(stop, settings, emit)
 
         return work
 

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from peer.swarm.roles import free, looking
 from protocol.identity import PeerId
 from protocol.net.allowances import pause_after
+from protocol.outer.window import SKEW
 from protocol.trust.records import PeerRecord, Peers
 
 ALIKE = math.log(1.5)
@@ -39,8 +40,9 @@ def preferred(peers: Peers, me: PeerRecord, trips: Mapping[PeerId, float] = Mapp
     one that is nearer, and as like it; `trips` are round trips, in seconds, as far as they are known.
     """
     others = [peer for peer in looking(peers, me.stage) if peer.peer_id != me.peer_id]
+    able = (peer for peer in free(peers, me.stage + 1) if peer.round + SKEW >= me.round)  # the others catch up first
     rivals = sorted([me, *others], key=_fastest_first)
-    candidates = sorted(free(peers, me.stage + 1), key=lambda peer: peer.peer_id)
+    candidates = sorted(able, key=lambda peer: peer.peer_id)
     wanted = matched(rivals, candidates)
     mine = wanted.get(me.peer_id)
     begin = candidates.index(mine) if mine is not None else rivals.index(me)

@@ -143,8 +143,8 @@ class GroupSeats:
         first = discovery.records.get(PeerId(replica))
         if first is None or first.role != "volunteer" or first.stage:  # this peer's record is to say that name
             raise RefusedError("this peer knows no first stage of that name")
-        if not self.open:
-            raise RefusedError("this peer takes no part in groups now")
+        if not self.open or me.phase:
+            raise RefusedError("this peer takes no part in groups now" if not me.phase else f"this peer is {me.phase}")
         if self.is_called or (self.upstream is not None and not self.upstream.ended):
             raise RefusedError("this peer is in another group")
         self.called, self.calls_for = self._link_to(neighbour, me.stage - 1), replica

@@ -20,6 +20,7 @@ from peer.swarm.group.spot_checks import SpotChecking
 from peer.swarm.group.stage_round import LeavingError, RoundText, StageRound
 from peer.swarm.group.stragglers import patience_with
 from peer.swarm.rounds.outer_round import OuterLoop
+from peer.swarm.rounds.round_end import wait_for_round
 from peer.swarm.text_reader import Reader
 from peer.telemetry.decisions import Waiting
 from peer.telemetry.events import GroupBroken, GroupFormed
@@ -141,8 +142,14 @@ class ServedStage:
                 await self.agreement.finish(self.here.round)
             elif self.here.round:
                 await outer.discovery.news.wait(1.0)
-            elif await outer.wait_for_others(
-                outer.clock, lambda: filled() or self.here.handover.due or outer.leaving, self._wait_for_members
+            elif (
+                await wait_for_round(
+                    outer,
+                    outer.clock,
+                    lambda: filled() or self.here.handover.due or outer.leaving,
+                    self._wait_for_members,
+                )
+                or outer.is_behind
             ):
                 await self.agreement.finish(outer.clock)
 

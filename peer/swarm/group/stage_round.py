@@ -18,6 +18,7 @@ from peer.swarm.group.spot_checks import Received
 from peer.swarm.group.stragglers import StepPace
 from peer.swarm.rounds.catch_up import agree
 from peer.swarm.rounds.outer_round import OuterLoop
+from peer.swarm.rounds.round_end import finish_round, wait_for_round
 from peer.swarm.text_reader import Reader
 from peer.telemetry.decisions import EndedEarly, Waiting
 from peer.telemetry.events import RoundDone, StepDone
@@ -157,7 +158,7 @@ class StageRound:
         self._note_exchange()
         self.steps += 1
         self.own_steps += 1
-        self.outer.note_arrivals()
+        self.outer.record_arrivals()
         return taken
 
     def _note_exchange(self) -> None:
@@ -231,16 +232,16 @@ class StageRound:
 
         await self.contribute()
         for due in self.outer.manifest.outer.applied(round):
-            while not await self.outer.wait_for_others(due, lambda: self.handover.due or is_left()):
+            while not await wait_for_round(self.outer, due, lambda: self.handover.due or is_left()):
                 if is_left():
                     return
+                if self.outer.is_behind:
+                    break
                 await self.handover.inherit()
-        counts = await self.outer.finish(round)
-        if not counts:
-            return
-        self.outer.emit(self._done(round, steps, counts))
-        self.started = monotonic()  # of the next round, where this peer only follows it
-        self.earned.ask_soon()
+        if counts := await finish_round(self.outer, round):
+            self.outer.emit(self._done(round, steps, counts))
+            self.started = monotonic()  # of the next round, where this peer only follows it
+            self.earned.ask_soon()
         await agree(self.outer)
 
     async def finish_up_to(self, round: int, first: PeerId, is_lost: Callable[[], bool]) -> None:
@@ -287,7 +288,8 @@ class StageRound:
         peer waits for meanwhile."""
         while not (self.outer.over or interrupted()):
             await self.handover.inherit()
-            if await self.outer.wait_for_others(self.outer.clock, lambda: interrupted() or self.handover.due, wait):
+            ready = await wait_for_round(self.outer, self.outer.clock, lambda: interrupted() or self.handover.due, wait)
+            if ready or self.outer.is_behind:
                 await self.finish()
 
     def _done(self, round: int, steps: int, counts: dict[str, int]) -> RoundDone:

@@ -2,11 +2,13 @@
 
 import asyncio
 import random
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from contextlib import suppress
 
 from peer.network.gossip_policy import ALL_CONTACTS, some
 from peer.network.snapshot_transfer import fetch_snapshot
 from peer.store import checkpoint
+from peer.swarm import waits
 from peer.swarm.rounds.outer_round import OuterLoop
 from peer.swarm.rounds.parts import rounds_kept, to_torch
 from peer.telemetry.decisions import Adopted, CaughtUp, Resynchronised
@@ -14,12 +16,19 @@ from peer.telemetry.events import Progress, Resumed
 from protocol.errors import HetpeerError, PeerError, UnreachableError
 from protocol.identity import Part, PeerId
 from protocol.outer.history import Claim, latest_standing, outvoted
+from protocol.outer.phases import RunPhase, lacking, phase_of, target
 from protocol.outer.window import SKEW
 from protocol.trust.attestations import contradicted, vague
 from protocol.trust.records import PeerRecord
 from protocol.wording import size
 
 TRIES = 20
+"""How often others are asked in one attempt to catch up."""
+
+RETRY_SECONDS = 1.0
+"""The pause between two attempts to catch up."""
+
+ABREAST = (RunPhase.GATHERING, RunPhase.TRAINING)
 
 
 async def resume(outer: OuterLoop) -> None:
@@ -37,10 +46,13 @@ async def resume(outer: OuterLoop) -> None:
         for each in followed.parts.values():
             each.left_after = kept[0].contributed
     settled = checkpoint.last_settled(outer.folder)
-    ended = outer.manifest.outer.rounds if settled and settled.round >= outer.manifest.outer.rounds else 0
+    if settled is not None and settled.digests.keys() == {str(part) for part in followed.parts}:
+        outer.progress.raise_to(settled.run, {Part(part): round for part, round in settled.held.items()})
+    else:
+        settled = None
     closed = (each.ledger.folded for each in followed.parts.values())
-    outer.begin_after(max(outer.clock - 1, ended, *closed))
-    outer.compared = settled is not None and bool(ended) and settled.compared
+    outer.begin_after(max(outer.clock - 1, settled.round if settled else 0, *closed))
+    outer.compared = settled is not None and outer.finished and settled.compared
     for part, each in followed.parts.items():
         each.ledger.advance(outer.clock)
         was = kept[0].parts.get(part) if kept else None  # None: this folder served another stage then
@@ -59,73 +71,131 @@ async def resume(outer: OuterLoop) -> None:
         outer.emit(Resumed(outer.clock - 1))
 
 
-async def catch_up(outer: OuterLoop) -> None:
-    """Go to where the others are: take from them, by their word, what counted while this peer was not there.
+async def come_abreast(outer: OuterLoop) -> None:
+    """Catch up until this peer holds the run's newest state, and say meanwhile what it waits for. It closes no round by
+    itself that the run has finished. Returns too when the run is over elsewhere, or this peer is to leave."""
+    while not (outer.over or outer.leaving) and await catch_up(outer) not in ABREAST:
+        outer.emit(waits.for_the_newest_state(outer.view()))
+        await asyncio.sleep(RETRY_SECONDS)
 
-    If they are gone meanwhile, that waits for the next time. Who says to be further than it can show is not believed,
-    and the others are looked at again.
+
+async def catch_up(outer: OuterLoop) -> RunPhase:
+    """Try once to take from others what counted while this peer was not there, by their word. Returns the phase that
+    this peer is in then.
+
+    Whoever says to be further than it can show is not believed, and the others are looked at again.
     """
-    witnesses = outer.reconciler.witnesses
-    try:
-        while (vain := await _catch_up(outer)) and witnesses.disbelieve(vain):
-            outer.emit(Progress(f"round {vain} is said to be over, and nothing of it is to be found"))
-    except UnreachableError as error:
-        outer.emit(Progress(f"cannot catch up yet: {error}"))
-    finally:
-        witnesses.target = 0
-        for each in outer.followed.parts.values():
-            each.ledger.fall_back()
-        witnesses.follow()
-
-
-async def _catch_up(outer: OuterLoop) -> int:
-    """The round that is said to be over and is not, or 0."""
     witnesses = outer.reconciler.witnesses
     for _ in range(TRIES):
         await compare_with_all(outer)
         if not witnesses.unanswered():
             break
-    if not max(outer.shown_at(), outer.clock - 1) or not outer.others():
+    outer.learn_progress()
+    if not outer.present:  # one that was abreast may have been lied to: others go by its state until it knows
+        outer.enter(phase_of(outer.view()))
+    try:
+        while (vain := await _take_what_counts(outer)) and witnesses.disbelieve(vain):
+            outer.emit(Progress(f"round {vain} is said to be over, and nothing of it is to be found"))
+    except UnreachableError as error:
+        outer.emit(Progress(f"cannot catch up yet: {error}"))
+    finally:
+        witnesses.target = 0
+        for followed in outer.followed.parts.values():
+            followed.ledger.fall_back()
+        witnesses.follow()
+    outer.enter(phase := phase_of(outer.view()))
+    return phase
+
+
+async def _take_what_counts(outer: OuterLoop) -> int:
+    """Take the states and contributions up to the round that the run has finished, if those who are here hold them.
+    Returns the round that is said to be finished and is not, or 0."""
+    view = outer.view()
+    if not outer.others() or not max(view.run, view.finished):
         return 0
+    if missing := lacking(view):
+        return (
+            0 if await _is_proved(outer, [part for part in view.parts if part not in missing], view.run) else view.run
+        )
     await _take_later_states(outer)
     await compare_with_all(outer)  # fetching may have taken rounds
-    target = witnesses.target = max(outer.shown_at(), outer.clock - 1)
-    for part, each in outer.followed.parts.items():
-        oldest = target - each.ledger.window.width - rounds_kept(outer.manifest, part)
-        if each.ledger.folded < oldest:
-            told = (_claims_of(outer, peer.peer_id, part) for peer in outer.reconciler.followers(part))
-            if sum(any(claim.folded >= oldest for claim in claims) for claims in told) < _witnesses(outer, part):
-                return target  # too few others say that they have closed that round
-            raise UnreachableError(f"the others have gone on to round {target}, and keep {part} from {oldest + 1} on")
-        needed = _witnesses(outer, part)
-        least = target if len(_abreast(outer, part, target)) >= needed else 0  # one that says so alone may lie
-        outer.reconciler.intake.catch_up(part, target, needed, least)
-    if lacks_holder(outer):
+    goal = max(target(outer.view()), *(followed.ledger.folded for followed in outer.followed.parts.values()))
+    for part in [part for part in outer.followed.parts if outer.holders(part) and _is_too_old(outer, part, goal)]:
+        if not _is_closed_by_others(outer, part, goal):
+            return goal
+        raise UnreachableError(
+            f"the others have gone on to round {goal}, and keep no contributions to {part} for so long"
+        )
+    shared = [part for part in outer.followed.parts if not _has_the_last_word(outer, part, goal)]
+    if not await _take_contributions(outer, shared, goal):
+        outer.emit(Progress(f"cannot catch up with round {goal}: those who hold it do not answer; asking again"))
         return 0
-    witnesses.follow()
-    if target >= outer.clock:
-        outer.emit(Progress(f"catching up with round {target}"))
-    caught_up = False
-    for _ in range(TRIES):
-        await compare_with_all(outer)
-        shared = [part for part in outer.followed.parts if not _stands_by(outer, part, target)]
-        caught_up = all(map(outer.reconciler.intake.caught_up, shared))
-        if caught_up:
-            break
-    if not caught_up:
-        outer.emit(Progress(f"cannot catch up with round {target}: those who hold it do not answer; asking again"))
-        return 0
-    if target >= outer.clock and outer.others_at() < target:
-        return target
+    if goal >= outer.clock:
+        if not await _is_proved(outer, shared, goal):
+            return goal
+        outer.reconciler.attested.hearsay(goal)
+        outer.emit(CaughtUp(goal))
     for part in shared:
         outer.reconciler.intake.reconsider(part)
-    if target >= outer.clock:
-        outer.reconciler.attested.hearsay(target)
-        outer.emit(CaughtUp(target))
-    outer.discovery.tell(round=target)
-    await outer.settle()
+    await outer.finish(goal, took_part=False)
     await outer.save({})
+    outer.present = True
     return 0
+
+
+async def _is_proved(outer: OuterLoop, parts: Collection[Part], round: int) -> bool:
+    """Whether the run has finished a round, by the operator's node or by what those who hold these parts can show. From
+    then on this peer knows it."""
+    if outer.told_over or outer.progress.finished >= round:
+        return True
+    too_old = [part for part in parts if _is_too_old(outer, part, round)]
+    proved = bool(too_old) and all(_is_closed_by_others(outer, part, round) for part in too_old)
+    if parts and not too_old:
+        await _take_contributions(outer, parts, round)
+        proved = outer.reconciler.witnesses.proved_at() >= round
+    if proved:
+        outer.progress.raise_to(round)
+    return proved
+
+
+def _is_too_old(outer: OuterLoop, part: Part, goal: int) -> bool:
+    """Whether this peer's closed state of a part is so old that others no longer keep the contributions since."""
+    return outer.followed.parts[part].ledger.folded < _oldest_kept(outer, part, goal)
+
+
+def _is_closed_by_others(outer: OuterLoop, part: Part, goal: int) -> bool:
+    """Whether enough holders of a part claim to have closed the rounds that are closed when `goal` is finished."""
+    oldest = _oldest_kept(outer, part, goal)
+    claims = [_claims_of(outer, peer.peer_id, part) for peer in outer.holders(part)]
+    closed = sum(any(claim.folded >= oldest for claim in told) for told in claims)
+    return bool(claims) and closed >= _witnesses(outer, part)
+
+
+def _oldest_kept(outer: OuterLoop, part: Part, goal: int) -> int:
+    """The oldest closed state from which others still keep all contributions to a part when `goal` is finished."""
+    return goal - outer.followed.parts[part].ledger.window.width - rounds_kept(outer.manifest, part)
+
+
+async def _take_contributions(outer: OuterLoop, shared: Collection[Part], goal: int) -> bool:
+    """Take what enough of those vouch for who hold the `shared` parts after a round. Returns whether all of it is
+    here."""
+    intake = outer.reconciler.intake
+    for part in outer.followed.parts:
+        needed = _witnesses(outer, part)
+        least = goal if len(_abreast(outer, part, goal)) >= needed else 0  # one that says so alone may lie
+        intake.catch_up(part, goal, needed, least)
+    outer.reconciler.witnesses.target = goal
+    outer.reconciler.witnesses.follow()
+    if goal >= outer.clock:
+        outer.emit(Progress(f"catching up with round {goal}"))
+    for _ in range(TRIES):
+        await compare_with_all(outer)
+        if all(map(intake.caught_up, shared)):
+            return True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(RETRY_SECONDS):
+                await outer.reconciler.learnt()
+    return False
 
 
 async def _take_later_states(outer: OuterLoop) -> None:
@@ -148,7 +218,7 @@ async def _take_later_state(outer: OuterLoop, part: Part) -> list[Adopted]:
     held = attested or _prevailing_state(outer, part)
     if held is None or held.folded <= outer.followed.parts[part].ledger.folded:
         return []
-    peers, known = len(holders(outer, part, held)), outer.reconciler.attested.newest
+    peers, known = len(claimants(outer, held)), outer.reconciler.attested.newest
     try:
         await take_over(outer, part, held)
     except UnreachableError:
@@ -162,8 +232,8 @@ async def _take_later_state(outer: OuterLoop, part: Part) -> list[Adopted]:
 async def agree(outer: OuterLoop) -> None:
     """If the others have gone on, catch up. If they closed a round with another state than this peer, and theirs
     prevails, or another is attested, take it over, loudly."""
-    if outer.shown_at() >= outer.clock + SKEW:
-        await catch_up(outer)
+    if outer.is_behind:
+        await come_abreast(outer)
     for part in outer.followed.parts:
         attested = refuting(outer, part)
         held = attested or (_prevailing_state(outer, part) if _is_outvoted(outer, part) else None)
@@ -202,7 +272,7 @@ async def take_over(outer: OuterLoop, part: Part, held: Claim) -> int:
     Raises:
         UnreachableError: nobody gives it, or it is not what was said of it.
     """
-    sources = holders(outer, part, held)
+    sources = claimants(outer, held)
 
     def failed(peer: PeerRecord, error: HetpeerError) -> None:
         outer.reconciler.bans.note(peer.peer_id, error)
@@ -230,7 +300,7 @@ def _prevailing_state(outer: OuterLoop, part: Part) -> Claim | None:
     """The latest closed state that prevails among the others, and that enough of them hold, or all that there are have
     spoken of."""
     claims = list(votes(outer, part)) or [
-        claim for peer in believed(outer, part) for claim in _claims_of(outer, peer.peer_id, part)
+        claim for peer in outer.holders(part) for claim in _claims_of(outer, peer.peer_id, part)
     ]
     needed = _witnesses(outer, part)
     return latest_standing(claims, needed, lambda folded: _all_have_spoken(outer, part, folded), outer.refuted)
@@ -241,35 +311,33 @@ def _claims_of(outer: OuterLoop, peer: PeerId, part: Part) -> list[Claim]:
 
 
 def _witnesses(outer: OuterLoop, part: Part) -> int:
-    return min(outer.manifest.outer.liars + 1, len(believed(outer, part)))
+    return min(outer.manifest.outer.liars + 1, len(outer.holders(part)))
 
 
-def _abreast(outer: OuterLoop, part: Part, target: int) -> list[PeerRecord]:
-    """Who holds a part and says that it has finished round `target`: those behind have not accepted what counts in it,
-    and say nothing against it."""
-    return [peer for peer in believed(outer, part) if peer.round >= target]
+def _abreast(outer: OuterLoop, part: Part, goal: int) -> list[PeerRecord]:
+    """The holders of a part that have finished a round: those behind have not accepted what counts in it, and say
+    nothing against it."""
+    return [peer for peer in outer.holders(part) if peer.round >= goal]
 
 
-def _stands_by(outer: OuterLoop, part: Part, target: int) -> bool:
-    """Whether this peer has taken part in the rounds of a part up to `target`, and nobody, or, where it was there all
-    the time, fewer than could outvote it hold the part as it is after that round: what it has accepted is the last word
-    on them then. Not in a round that others have finished while it was away: what counts in it is what they had."""
-    taken_part = outer.clock if outer.contributed and not outer.told_over else outer.clock - 1
-    most = 0 if outer.ended_before else max(0, _witnesses(outer, part) - 1)
-    return target <= taken_part and len(_abreast(outer, part, target)) <= most
+def _has_the_last_word(outer: OuterLoop, part: Part, goal: int) -> bool:
+    """Whether what this peer has accepted of a part decides its rounds up to `goal`.
 
-
-def lacks_holder(outer: OuterLoop) -> bool:
-    """Whether this peer is new, the others have finished rounds, and nobody else who is here holds one of its parts."""
-    new = outer.clock == 1 and not outer.contributed and outer.shown_at() > 0
-    return new and any(not each.ledger.folded and not believed(outer, p) for p, each in outer.followed.parts.items())
+    It does where nobody here holds the part as it is then (a part that others are known to hold newer is caught up with
+    only when they are here). And it does where this peer took part in all these rounds, unless more others hold the
+    part than may lie, or it was stopped at the run's end.
+    """
+    abreast = len(_abreast(outer, part, goal))
+    took_part = outer.clock if outer.contributed and not outer.told_over else outer.clock - 1
+    outvoted_by = 1 if outer.ended_before else max(1, _witnesses(outer, part))
+    return not abreast or (goal <= took_part and abreast < outvoted_by)
 
 
 def _all_have_spoken(outer: OuterLoop, part: Part, folded: int) -> bool:
     """Whether all others that hold a part have said what it was after a round; but for those far behind: who is will
     take over what stands."""
     least = max(outer.clock - 1, outer.others_at()) - SKEW
-    abreast = [peer.peer_id for peer in believed(outer, part) if peer.round >= least]
+    abreast = [peer.peer_id for peer in outer.holders(part) if peer.round >= least]
     return all(any(claim.folded == folded for claim in _claims_of(outer, peer, part)) for peer in abreast)
 
 
@@ -291,7 +359,7 @@ def later_attested(outer: OuterLoop, part: Part) -> Claim | None:
     attested = outer.reconciler.attested.claim(part)
     if attested is None or attested.folded <= outer.followed.parts[part].ledger.folded:
         return None
-    return attested if _can_be_had(outer, part, attested) else None
+    return attested if _can_be_had(outer, attested) else None
 
 
 def refuting(outer: OuterLoop, part: Part) -> Claim | None:
@@ -299,7 +367,7 @@ def refuting(outer: OuterLoop, part: Part) -> Claim | None:
     attested = outer.reconciler.attested.claim(part)
     if attested is None or not contradicted(attested, outer.followed.parts[part].claims):
         return None
-    return attested if _can_be_had(outer, part, attested) else None
+    return attested if _can_be_had(outer, attested) else None
 
 
 def goes_by_votes(outer: OuterLoop, part: Part, mine: Claim) -> bool:
@@ -319,19 +387,12 @@ def votes(outer: OuterLoop, part: Part) -> Iterable[Claim]:
             yield from said
 
 
-def believed(outer: OuterLoop, part: Part) -> list[PeerRecord]:
-    """Others that hold a part, but for who claims another past than the attested one."""
-    reconciler, others = outer.reconciler, outer.others()
-    following = [peer for peer in reconciler.followers(part) if peer in others]
-    return [peer for peer in following if reconciler.attested.believes(peer.peer_id, part)]
-
-
-def holders(outer: OuterLoop, part: Part, held: Claim) -> list[PeerRecord]:
-    """Who says that it holds a state."""
+def claimants(outer: OuterLoop, held: Claim) -> list[PeerRecord]:
+    """The peers that claim to hold a closed state."""
     claims = outer.reconciler.others_claims
-    said = {peer: {claim.digest for claim in told.get(part, [])} for peer, told in claims.items()}
-    return [peer for peer in outer.others() if held.digest in said.get(peer.peer_id, ())]
+    digests = {peer: {claim.digest for part in told.values() for claim in part} for peer, told in claims.items()}
+    return [peer for peer in outer.others() if held.digest in digests.get(peer.peer_id, ())]
 
 
-def _can_be_had(outer: OuterLoop, part: Part, held: Claim) -> bool:
-    return held.digest not in outer.refuted and bool(holders(outer, part, held))
+def _can_be_had(outer: OuterLoop, held: Claim) -> bool:
+    return held.digest not in outer.refuted and bool(claimants(outer, held))

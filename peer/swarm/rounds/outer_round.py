@@ -1,47 +1,43 @@
 """The outer rounds of one peer: contribute, wait for the others, settle what counts, agree on what is closed."""
 
 import asyncio
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from torch import Tensor
 
 from peer.network.discovery import Discovery
 from peer.network.gossip import Reconciler
+from peer.network.run_progress import KnownProgress
 from peer.network.witnesses import LATELY
 from peer.store import checkpoint
 from peer.store.checkpoint import Checkpoint, PartCheckpoint, PartState
 from peer.store.disk import CHECKPOINTS_KEPT
 from peer.swarm import waits
-from peer.swarm.roles import authors, replicas
+from peer.swarm.roles import replicas
 from peer.swarm.rounds import round_policy
 from peer.swarm.rounds.own_credit import OwnCredit
 from peer.swarm.rounds.parts import FollowedParts
-from peer.swarm.rounds.round_policy import Noting, Pace, PartSeen, RoundSeen
+from peer.swarm.rounds.round_policy import Pace, PartSeen, RoundArrivals, RoundSeen
 from peer.swarm.rounds.workload import Workload
 from peer.telemetry.decisions import Waiting
 from peer.telemetry.events import Contributed, Finished, Listener
 from protocol.clock import monotonic
 from protocol.codec.contribution import digest as sha256_of
-from protocol.identity import EMBEDDING, ContributionName, Part, PeerId
+from protocol.identity import ContributionName, Part, PeerId
 from protocol.manifest import Manifest
 from protocol.outer.data_plan import Spans, beginning
+from protocol.outer.phases import PartView, RunPhase, RunView, is_abreast, phase_of
 from protocol.outer.window import SKEW
 from protocol.trust.bequests import Handovers
-from protocol.trust.records import PeerRecord
+from protocol.trust.records import PeerRecord, holds_newest, may_author
 
 Moved = Mapping[Part, Mapping[str, Tensor]]
 """Δ of each part that a peer authors."""
 
-NOTE_SECONDS = 1.0
-"""So often arrivals are looked for; the shortest wait for a slow replica is as long."""
-
-LOST_SECONDS = 10.0
-"""A wait that has lasted so long may be one for a state that is lost: whoever comes late has taken it by then."""
-
-LONG_SECONDS = 30.0
-"""A wait for contributions that has lasted so long, and longer than a round takes, is worth a line of the log."""
+ARRIVALS_POLL_SECONDS = 1.0
+"""How often arriving contributions are recorded, in seconds. No deadline is shorter."""
 
 
 @dataclass(slots=True)
@@ -55,7 +51,7 @@ class OuterLoop:
     reconciler: Reconciler
     emit: Listener
     pace: Pace
-    noted: dict[int, Noting] = field(default_factory=dict)
+    arrivals: dict[int, RoundArrivals] = field(default_factory=dict)
     """The rounds whose contributions are not applied yet."""
     refuted: set[str] = field(default_factory=set)
     """Digests of states that were claimed, and that nobody could show."""
@@ -77,6 +73,10 @@ class OuterLoop:
     """When this peer first saw a replica that had formed, in seconds of `monotonic`; None: there was none yet."""
     nobodys: int = 0
     """A round to which nobody can contribute any more (`round_policy.is_nobodys`); 0: there is none."""
+    present: bool = False
+    """This peer has followed the rounds without a gap since it was last abreast of the run."""
+    settling: int = 0
+    """A round that this peer has finished, and tells others of once its state is on disk."""
     workload: Workload = field(init=False)
 
     def __post_init__(self) -> None:
@@ -86,7 +86,7 @@ class OuterLoop:
     @property
     def clock(self) -> int:
         """The round this peer works on."""
-        return self.discovery.record.round + 1
+        return max(self.discovery.record.round, self.settling) + 1
 
     @property
     def over(self) -> bool:
@@ -109,7 +109,7 @@ class OuterLoop:
         later finds it under way."""
         formed = len(replicas(self.discovery.peers())) >= (1 if self.gathered else self.manifest.replicas.total)
         contributed = any(each.ledger.accepted for each in self.followed.parts.values())
-        return formed or contributed or self.clock > 1 or self.reconciler.witnesses.most_shown() > 0
+        return formed or contributed or self.clock > 1 or max(self._run(), self.reconciler.witnesses.most_shown()) > 0
 
     @property
     def gathered(self) -> bool:
@@ -135,6 +135,71 @@ class OuterLoop:
         """The round that the others have finished, as far as they have signed contributions: a reason to look for
         these."""
         return self.manifest.outer.rounds if self.told_over else self.reconciler.witnesses.shown_at()
+
+    # Where this peer is in the run
+
+    @property
+    def progress(self) -> KnownProgress:
+        """The run's progress as this peer knows it: it trains from no older state."""
+        return self.reconciler.progress
+
+    def _run(self) -> int:
+        """The last round that the run has finished, by proof or by what others show now."""
+        return max(self.progress.finished, self.shown_at())
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the run is further ahead of this peer than messages take, or what it misses does not come: it closes
+        no round, and catches up."""
+        ahead = 0 if self.over else self._run() - self.clock + 1
+        return ahead > SKEW or (ahead == SKEW and not is_abreast(replace(self.view(), present=True)))
+
+    @property
+    def phase(self) -> RunPhase:
+        """The phase that this peer is in."""
+        return phase_of(self.view())
+
+    def view(self) -> RunView:
+        """The run as this peer sees it now: its phase follows from this."""
+        run = self._run()
+        return RunView(
+            last=self.manifest.outer.rounds,
+            finished=self.clock - 1,
+            run=run,
+            parts={part: self._part_view(part, run) for part in self.followed.parts},
+            present=self.present,
+            begun=self.begun,
+            is_over=self.told_over,
+            compared=self.compared,
+        )
+
+    def _part_view(self, part: Part, run: int) -> PartView:
+        held = max((peer.round for peer in self.holders(part)), default=None)
+        newest = max(self.progress.newest(part, run), min(held or 0, run))
+        newest = self.manifest.outer.rounds if self.told_over else newest
+        ledger = self.followed.parts[part].ledger
+        return PartView(newest, held, self.clock in ledger.accepted, ledger.is_complete(self.clock, LATELY))
+
+    def holders(self, part: Part) -> list[PeerRecord]:
+        """Others that are here and hold the newest state of a part, as they say and the operator's observer does not
+        deny."""
+        others = self.others()
+        following = [peer for peer in self.reconciler.followers(part) if peer in others and holds_newest(peer)]
+        return [peer for peer in following if self.reconciler.attested.believes(peer.peer_id, part)]
+
+    def learn_progress(self) -> None:
+        """Note how far the run is by what this peer and others have done: it never falls behind that again."""
+        run = max(self.reconciler.witnesses.others_at(), self.reconciler.attested.round, self.clock - 1)
+        authors_of = {part: filter(may_author, self.holders(part)) for part in self.followed.parts}
+        held = {part: max((peer.round for peer in holders), default=0) for part, holders in authors_of.items()}
+        self.progress.raise_to(run, {part: min(round, run + 1) for part, round in held.items() if round})
+
+    def enter(self, phase: RunPhase) -> None:
+        """Tell the others where this peer is in the run, if that has changed."""
+        told = phase if phase in (RunPhase.CATCHING_UP, RunPhase.AWAITING_STATE) else ""
+        self.present = phase in (RunPhase.TRAINING, RunPhase.GATHERING)
+        if self.discovery.record.phase != told:
+            self.discovery.tell(phase=told)
 
     def others(self) -> tuple[PeerRecord, ...]:
         """The peers whose word counts: all others; once the run is over, those of them that have finished it."""
@@ -227,38 +292,21 @@ class OuterLoop:
         self.discovery.tell(round=round)
         self.ended_before = self.finished
 
-    async def finish(self, round: int) -> dict[str, int]:
-        """Wait for the contributions that are due, settle, and go on to the next round; the number of contributions
-        that were due, by part; nothing if the run is over elsewhere, and this round is not finished here."""
-        counts: dict[str, int] = dict.fromkeys(self.followed.parts, 0)
-        for due in self.manifest.outer.applied(round):
-            if not await self.wait_for_others(due):
-                return {}
-            await self._ask_who_is_ahead(due)
-            for part, each in self.followed.parts.items():
-                noted, expected = self._noted(due), len(self._awaited(part, due))
-                self.pace.remember(noted.started, noted.arrived(part), expected)
-                counts[part] += len(each.ledger.chosen(due))
-            self.credited.look(self.emit, self.followed.parts, due, self.discovery.record)
-        reached = max(round, self.clock - 1)
-        self.discovery.tell(round=reached, ending=reached == self.manifest.outer.rounds)
+    async def finish(self, round: int, took_part: bool = True) -> None:
+        """Go on to the next round, and tell others once the state is on disk: from then on they rely on it. A peer that
+        `took_part` in the last one still takes what others bring of it."""
+        self.settling = round
         await self.settle()
-        for due in self.manifest.outer.applied(round) if self.workload.looks else ():
-            noted, awaited = self._noted(due), self._awaited(EMBEDDING, due)
-            self.workload.note(due, monotonic() - noted.started, noted.lasted(EMBEDDING), awaited)
-        if self.discovery.record.contributed < round:
-            await self.save({})
-        self.noted = {due: noted for due, noted in self.noted.items() if due > self.last_settled}
-        self._noted(self.clock)
-        await self.discovery.publish()
-        return counts
+        ending = self.discovery.record.ending or (took_part and round == self.manifest.outer.rounds)
+        self.discovery.tell(round=round, ending=ending)
 
     async def settle(self) -> None:
         """Bring every grid to what the ledgers say, and close the rounds that are due."""
         await self.followed.settle(self.clock, self.last_settled)
         self.reconciler.intake.discard_dropped(self.followed.in_grids())
-        told = self.clock - 1, self.followed.digests, self.compared
-        await asyncio.to_thread(checkpoint.note_settled, self.folder, *told)
+        self.learn_progress()
+        settled = self.clock - 1, self.followed.digests, self.compared, self.progress.run, dict(self.progress.parts)
+        await asyncio.to_thread(checkpoint.note_settled, self.folder, *settled)
         self.tell_claims()
 
     async def settle_part(self, part: Part) -> None:
@@ -277,100 +325,50 @@ class OuterLoop:
 
     # Waiting
 
-    async def keep_noting(self) -> None:
+    async def watch_arrivals(self) -> None:
         """Note when the first replica is there, and arrivals for as long as this peer lives: a slow one is in the midst
         of a step when they come, and would take its end for the time of them all, and stop too late."""
         while True:
             if self.gathering_since is None and replicas(self.discovery.peers()):
                 self.gathering_since = monotonic()
             if self.begun:  # the first round does not last from when this peer joined
-                self.note_arrivals()
-            await asyncio.sleep(NOTE_SECONDS)
+                self.record_arrivals()
+            await asyncio.sleep(ARRIVALS_POLL_SECONDS)
 
-    def note_arrivals(self) -> None:
+    def record_arrivals(self) -> None:
         """Look at what has come since the last time: deadlines follow from when."""
         now = monotonic()
-        for round in {*self.noted, self.clock}:
+        for round in {*self.arrivals, self.clock}:
             for part, each in self.followed.parts.items():
                 for author in each.ledger.accepted.get(round, {}):
-                    self._noted(round).arrivals.setdefault(part, {}).setdefault(author, now)
-
-    async def wait_for_others(
-        self,
-        round: int,
-        interrupted: Callable[[], bool] = lambda: False,
-        wait: Callable[[], Waiting] | None = None,
-    ) -> bool:
-        """Wait until the contributions of all who train are here, the deadline has passed, or the others have gone on.
-        Returns False if interrupted before, or if the run is over elsewhere. `wait`: what this peer waits for, where it
-        is not the contributions."""
-        began = monotonic()
-        while self.told_over or not round_policy.is_complete(self._seen_now(round, trains=False)):
-            if self.told_over or interrupted():
-                return False
-            self.note_arrivals()
-            seen, now = self._seen_now(round, trains=False), monotonic()
-            if seen.passed is None and (round_policy.others_have_gone_on(seen) or not seen.led):
-                self._noted(round).passed = now
-            left = round_policy.seconds_left(seen, self.pace, now)
-            if left is not None and left <= 0:
-                furthest = self.reconciler.witnesses.most_shown()
-                left = began + round_policy.most_wait_for_those_behind(seen, self.pace, furthest) - now
-            if left is not None and left <= 0:
-                parts, me = self.followed.parts, self.followed.me
-                due = {part: each.awaited - {me} for part, each in zip(parts, seen.parts, strict=True)}
-                self.credited.go_on(self.emit, due, parts, round, round_policy.why_go_on(seen, now))
-                break
-            lost = self.lost_state if now - began >= LOST_SECONDS else None
-            self.emit(lost or (wait() if wait is not None else self._wait_of(seen, began, now, left)))
-            await self.discovery.news.wait(min(left, 1.0) if left is not None else 1.0)
-        self.note_arrivals()
-        return True
-
-    def _wait_of(self, seen: RoundSeen, began: float, now: float, left: float | None) -> Waiting:
-        """The wait for contributions that `began` then, and lasts for `left` seconds more at most; None: that is not
-        known yet. Until the run has begun it is that for its beginning."""
-        if not self.begun:
-            return waits.for_the_beginning(self.discovery.peers(), self.manifest)
-        if self.discovery.record.role == "observer" and not any(part.awaited for part in seen.parts):
-            return waits.for_somebody_who_trains(seen.round)
-        others = [(part.awaited - {self.followed.me}, part.here) for part in seen.parts]
-        awaited = frozenset().union(*(due for due, _ in others))
-        missing = frozenset().union(*(due - here for due, here in others))
-        most_seconds = None if left is None else float(round(now + left - began))
-        brief = now - began < max(LONG_SECONDS, self.pace.usual)
-        return waits.for_contributions(seen.round, awaited, missing, seen.least, most_seconds, brief)
-
-    async def _ask_who_is_ahead(self, round: int) -> None:
-        """With overlap, who has contributed to the next round may have contributed to this one, or have come since: its
-        record tells the last only. If nothing of it is here, it is asked."""
-        later = range(round + 1, round + 1 + self.manifest.outer.delay)
-        for part, each in self.followed.parts.items():
-            lacking = each.ledger.counted_since(round - LATELY) - each.ledger.accepted.get(round, {}).keys()
-            for peer in authors(self.discovery.others(), part):
-                if peer.contributed in later and peer.peer_id in lacking:
-                    await self.reconciler.compare(peer)
+                    self.arrivals_of(round).arrivals.setdefault(part, {}).setdefault(author, now)
 
     def late(self, round: int, steps: int = 0) -> str:
         """Why a replica that still trains in this round should end its inner loop with the `steps` it has; or empty."""
         if self.told_over:
             return "the run is over"
-        self.note_arrivals()
-        seen, enough = self._seen_now(round, trains=True), steps >= self.manifest.inner.steps
+        self.record_arrivals()
+        seen, enough = self.seen_now(round, trains=True), steps >= self.manifest.inner.steps
         done = enough and round_policy.others_are_done(seen, self.followed.me)
         return round_policy.ALL_DONE if done else round_policy.why_stop(seen, self.pace, monotonic())
 
-    def _noted(self, round: int) -> Noting:
-        return self.noted.setdefault(round, Noting(monotonic()))
+    def forget_arrivals(self) -> None:
+        """Forget when contributions of rounds came that are applied; the next round begins now."""
+        self.arrivals = {round: came for round, came in self.arrivals.items() if round > self.last_settled}
+        self.arrivals_of(self.clock)
 
-    def _seen_now(self, round: int, trains: bool) -> RoundSeen:
-        """What this peer has seen of a round, for the decisions of `peer/swarm/rounds/round_policy.py`. Unless it
+    def arrivals_of(self, round: int) -> RoundArrivals:
+        """The arrivals of a round, which begins now if nothing has come of it."""
+        return self.arrivals.setdefault(round, RoundArrivals(monotonic()))
+
+    def seen_now(self, round: int, trains: bool) -> RoundSeen:
+        """A round as this peer has seen it, for the decisions of `peer/swarm/rounds/round_policy.py`. Unless it
         still trains in it (`trains`), its own contribution is here, or does not come."""
-        noted, parts = self._noted(round), list[PartSeen]()
+        noted, parts = self.arrivals_of(round), list[PartSeen]()
         for part, each in self.followed.parts.items():
             here = frozenset(each.ledger.accepted.get(round, ()))
             never = frozenset[PeerId]() if trains else frozenset({self.followed.me}) - here
-            parts.append(PartSeen(self._awaited(part, round) - never, here, noted.arrived(part)))
+            parts.append(PartSeen(self.awaited(part, round) - never, here, noted.arrived(part)))
         return RoundSeen(
             round=round,
             parts=parts,
@@ -391,9 +389,10 @@ class OuterLoop:
         others, me = self.discovery.others(), self.discovery.record
         return round_policy.may_be_led(others, me, applied_in, contributed)
 
-    def _awaited(self, part: Part, round: int) -> frozenset[PeerId]:
-        """All who say that they train begin the run together. From then on who has contributed lately; a newcomer's
-        first contribution, and that of one who was away, may come late, and counts all the same."""
+    def awaited(self, part: Part, round: int) -> frozenset[PeerId]:
+        """The authors whose contributions a round waits for: in the first, all who say that they train; later, those of
+        them that have contributed lately. A newcomer's first contribution, and that of one who was away, may come late,
+        and counts all the same."""
         ledger = self.followed.parts[part].ledger
         training = round_policy.awaited(self.discovery.peers(), part, round, ledger.waiting.get(round, {}))
         return training if round == 1 else training & ledger.counted_since(round - LATELY)

@@ -89,7 +89,7 @@ def halfway(arrivals: Sequence[float], expected: int) -> float | None:
 
 
 @dataclass(slots=True)
-class Noting:
+class RoundArrivals:
     """When a round began at this peer, when each contribution came, and when this peer saw that the others had gone on,
     in seconds of one clock."""
 

@@ -32,7 +32,7 @@ from peer.network.admission import Admitted
 from peer.network.reach.reach import answering
 from protocol.errors import FormatError, HetpeerError, PeerError, RefusedError, UnreachableError
 from protocol.identity import RunId
-from protocol.monitor import EndOfRun
+from protocol.monitor import NodeWord
 from protocol.net.allowances import RateLimit
 from protocol.net.blobs import BlobService, fetch
 from protocol.net.channels import Credentials, connect, door_options, handshake, knock, listen, options
@@ -156,11 +156,10 @@ def test_who_has_no_place_yet_is_dialled_back(tmp_path: Path):
 
 def test_who_asks_is_told_whether_the_run_is_over(tmp_path: Path):
     async def scene(house: House) -> None:
-        assert await nodes.finished(house.ticket) == EndOfRun(0, taking=False)
-        house.door.finished = lambda: 7
-        assert await nodes.finished(house.ticket) == EndOfRun(7, taking=False)
-        house.door.taking = lambda: True
-        assert await nodes.finished(house.ticket) == EndOfRun(7, taking=True)
+        assert await nodes.ask_node(house.ticket) == NodeWord()
+        word = NodeWord(7, taking=True, run=6, holders=(b"one", b"two"), rewind=b"three", keeps=True)
+        house.door.word = lambda: word
+        assert await nodes.ask_node(house.ticket) == word
         assert await nodes.describe(house.ticket) == DESCRIPTOR
 
     play(tmp_path, scene)

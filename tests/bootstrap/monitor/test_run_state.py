@@ -8,6 +8,7 @@ from bootstrap.monitor.rounds import Round
 from bootstrap.monitor.run_state import BROKEN_SECONDS, STALLED_SECONDS, STALLED_TIMES, Found, missing, run_state
 from protocol.identity import PeerId, RunId
 from protocol.monitor import GroupJoined, GroupLost, StepReport
+from protocol.outer.phases import RunPhase
 from protocol.trust.records import PeerRecord
 from protocol.wording import LOST
 from tests.reference.small_manifest import small_manifest
@@ -187,7 +188,9 @@ def test_a_leader_that_waits_and_tells_little_is_not_taken_for_frozen():
 
 def test_a_run_is_stalled_for_want_of_a_state_that_nobody_holds():
     late, ahead = peer("A", "volunteer"), peer("B", "volunteer", 1)
+    assert late.record is not None
     assert ahead.record is not None
+    late.record = late.record.model_copy(update={"phase": RunPhase.AWAITING_STATE})
     ahead.record = ahead.record.model_copy(update={"round": 3})
     why = f"waits for the state of stage 0 after round 3: {LOST}"
     known = MANIFEST, [late, ahead], [], [], TRAINED, None, False, NOW, ""

@@ -11,6 +11,7 @@ from peer.process import Terminal
 from peer.store.home import locked, peer_folder
 from peer.swarm.rounds import round_policy
 from peer.swarm.rounds.own_credit import TOO_LATE
+from peer.swarm.rounds.round_end import finish_round
 from peer.telemetry.decisions import Counted, EndedEarly, NotCounted, Waiting, WentOn
 from peer.telemetry.events import (
     Contributed,
@@ -98,7 +99,7 @@ def test_a_late_round_and_its_zero_credit_are_explained(
         await other.contribute(1, 2)
         made.introduce()
         await made.compare_all()
-        await quick.outer.finish(1)
+        await finish_round(quick.outer, 1)
         slow.said.append(EndedEarly(1, 1, await lateness(slow)))  # as its inner loop says it
         await slow.at(1)
         await slow.contribute(1, 3)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from peer.network.witnesses import LATELY
 from peer.swarm.rounds import round_policy
 from peer.swarm.rounds.catch_up import agree, catch_up
 from protocol.errors import FormatError
@@ -66,7 +67,7 @@ def test_two_names_that_say_a_round_stop_nobody(tmp_path: Path, kind: str):
             await say(two, made.peers, said)
             for peer in made.peers:
                 assert not peer.outer.late(round)
-                assert not round_policy.is_complete(peer.outer._seen_now(round, trains=True))
+                assert not round_policy.is_complete(peer.outer.seen_now(round, trains=True))
                 assert {ledger.clock for ledger in peer.intake.ledgers.values()} == {round}
             await made.round(round, made.peers)
             for peer in made.peers:
@@ -88,8 +89,10 @@ def test_authors_are_believed_one_round_beyond_what_they_have_contributed(tmp_pa
     async def scene(made: Village) -> None:
         await made.round(1, made.peers)
         two, made.peers = made.peers[3:], made.peers[:3]
-        await say(two, made.peers, LAST)
+        await say(two, made.peers, 1 + LATELY)
         assert {peer.outer.others_at() for peer in made.peers} == {2}
+        await say(two, made.peers, LAST)  # further than they have contributed: they are no witnesses any more
+        assert {peer.outer.others_at() for peer in made.peers} == {1}
         await made.round(2, made.peers)
         await say(two, made.peers, LAST - 1)
         for peer in made.peers:

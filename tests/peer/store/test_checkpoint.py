@@ -122,7 +122,7 @@ def test_who_leaves_its_stage_keeps_the_numbers_of_what_it_has_passed_on_and_not
     given = Handovers(given=2, taken={PeerId("giver"): 3})
     write_checkpoint(tmp_path, checkpoint(1))
     write_checkpoint(tmp_path, nothing_left(2, given))
-    note_settled(tmp_path, 2, {"stage-1": "ab" * 32})
+    note_settled(tmp_path, 2, {"stage-1": "ab" * 32}, False, 3, {stage_part(1): 2})
     for name in (
         "snapshots/stage-1-00000002.grid",
         "contributions/stage-1/00000002-ab",
@@ -150,7 +150,7 @@ def test_who_leaves_its_stage_keeps_the_numbers_of_what_it_has_passed_on_and_not
 )
 def test_who_has_what_nobody_else_has_does_not_leave_its_stage(tmp_path: Path, kept: Checkpoint):
     write_checkpoint(tmp_path, kept)
-    note_settled(tmp_path, 2, {"stage-1": "ab" * 32})
+    note_settled(tmp_path, 2, {"stage-1": "ab" * 32}, False, 3, {stage_part(1): 2})
     with pytest.raises(ResourceError, match="nobody has taken over"):
         leave_stage(tmp_path)
     assert same(candidates(tmp_path)[0], kept)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from peer.optim.outer import outer_term
+from peer.swarm.rounds.round_end import finish_round
 from protocol.identity import EMBEDDING
 from protocol.layout import part_layout
 from tests.peer.swarm.rounds.test_outer_round import agreed, play
@@ -19,7 +20,7 @@ OVERLAP = small_manifest(outer={"overlap": True, "liars": 0, "rounds": 3, "chunk
 async def finish_together(made: Village, round: int) -> list[dict[str, int]]:
     """Everybody finishes a round at the same time, waiting for the others as in a swarm."""
     made.introduce()
-    finished = await asyncio.gather(*(peer.outer.finish(round) for peer in made.peers))
+    finished = await asyncio.gather(*(finish_round(peer.outer, round) for peer in made.peers))
     made.introduce()
     return finished
 
@@ -29,10 +30,10 @@ def test_with_overlap_nobody_waits_for_the_round_that_ends_but_for_the_one_befor
         a, *others = made.peers
         genesis = a.digests()
         await a.contribute(1, 1)
-        assert set((await a.outer.finish(1)).values()) == {0}
+        assert set((await finish_round(a.outer, 1)).values()) == {0}
         assert a.digests() == genesis
         await a.contribute(2, 2)
-        finishing = asyncio.create_task(a.outer.finish(2))
+        finishing = asyncio.create_task(finish_round(a.outer, 2))
         for peer in others:
             await asyncio.sleep(0)
             assert not finishing.done()
@@ -84,7 +85,7 @@ def test_with_overlap_a_peer_that_starts_again_holds_what_it_held(tmp_path: Path
         assert again.outer.clock == finished
         assert again.outer.contributed
         await finish_together(made, finished)
-        assert await again.outer.finish(finished) == dict.fromkeys(again.intake.ledgers, (0, 3, 6)[finished - 1])
+        assert await finish_round(again.outer, finished) == dict.fromkeys(again.intake.ledgers, (0, 3, 6)[finished - 1])
         assert again.digests() == a.digests()
         before, after = await a.outer.followed.ahead(finished + 1), await again.outer.followed.ahead(finished + 1)
         assert before.keys() == after.keys() == (again.intake.ledgers.keys() if finished < 3 else set())
@@ -120,7 +121,7 @@ def test_with_overlap_nobody_waits_for_a_round_that_those_ahead_of_it_have_left_
                 for peer in others:
                     await peer.contribute(1, 7)
             await made.compare_all()
-            await a.outer.finish(round)
+            await finish_round(a.outer, round)
         for peer in others:  # as after a power cut: they go on from where `a` is
             await peer.at(2)
         for number, peer in enumerate(made.peers):

@@ -8,14 +8,15 @@ import pytest
 import torch
 
 from peer.swarm import presence
-from peer.swarm.presence import ask_whether_over, keep_asking_whether_over, linger, stay_until_known, take_last_state
+from peer.swarm.presence import ask_whether_over, keep_asking_the_node, linger, stay_until_known, take_last_state
 from peer.swarm.rounds.outer_round import OuterLoop
+from peer.swarm.rounds.round_end import finish_round, wait_for_round
 from peer.telemetry.decisions import Waiting
 from peer.telemetry.events import Contributed, Finished, Progress
 from protocol.codec.contribution import digest
 from protocol.errors import UnreachableError
 from protocol.identity import EMBEDDING
-from protocol.monitor import EndOfRun
+from protocol.monitor import NodeWord
 from protocol.trust.proofs import sign_contribution
 from tests.reference.loopback_peers import RUN, LoopbackPeer, Village, village
 from tests.reference.small_manifest import small_manifest
@@ -65,9 +66,9 @@ def test_two_contributions_that_an_author_shows_at_the_end_leave_one_state_whoev
 LONGER = small_manifest(outer={"grace": 2, "liars": 1, "rounds": 3})
 
 
-async def finished() -> EndOfRun:
+async def finished() -> NodeWord:
     """What the operator's node says at the end."""
-    return EndOfRun(3)
+    return NodeWord(3)
 
 
 def test_who_has_slept_over_the_end_takes_the_last_state_from_who_has_it_and_contributes_nothing(tmp_path: Path):
@@ -84,12 +85,12 @@ def test_who_has_slept_over_the_end_takes_the_last_state_from_who_has_it_and_con
             await made.leave(b)
             made.peers = [observer, asleep, late]
             made.introduce()
-            waiting = asyncio.create_task(asleep.outer.wait_for_others(2))
+            waiting = asyncio.create_task(wait_for_round(asleep.outer, 2))
             await ask_whether_over(asleep.outer, finished)
             assert not await waiting
             await asleep.contribute(2, 9)
             assert 2 not in asleep.outer.followed.parts[EMBEDDING].own
-            assert not await asleep.outer.finish(2)
+            assert not await finish_round(asleep.outer, 2)
             assert asleep.outer.clock == 2
             await take_last_state(asleep.outer)
             assert asleep.outer.finished
@@ -263,7 +264,7 @@ def test_who_has_finished_is_not_told_that_it_is_late(tmp_path: Path):
 def test_the_node_is_asked_when_this_machine_has_slept_or_nobody_else_trains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(presence, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(presence, "CLOCK_POLL_SECONDS", 0.01)
     asked: list[float] = []
     now = 0.0
     looked_often = asyncio.Event()
@@ -275,14 +276,14 @@ def test_the_node_is_asked_when_this_machine_has_slept_or_nobody_else_trains(
             looked_often.set()
         return now
 
-    async def ask() -> EndOfRun:
+    async def ask() -> NodeWord:
         asked.append(now)
-        return EndOfRun(3 if len(asked) == 3 else 0)
+        return NodeWord(3 if len(asked) == 3 else 0)
 
     async def scene() -> None:
         async with village(LONGER, tmp_path, "a", "b") as made:
             a, b = made.peers
-            asking = asyncio.create_task(keep_asking_whether_over(a.outer, ask, clock))
+            asking = asyncio.create_task(keep_asking_the_node(a.outer, ask, clock))
             await looked_often.wait()
             assert asked == [13.0]  # while others train here, it needs nobody's word for where the run is
             await made.leave(b)
@@ -294,7 +295,7 @@ def test_the_node_is_asked_when_this_machine_has_slept_or_nobody_else_trains(
 
 
 def test_the_node_is_asked_while_those_that_were_rounds_ahead_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(presence, "LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(presence, "CLOCK_POLL_SECONDS", 0.001)
 
     async def scene() -> None:
         async with village(LONGER, tmp_path, "slow", "spare", "a", "b") as made:
@@ -302,7 +303,7 @@ def test_the_node_is_asked_while_those_that_were_rounds_ahead_are_gone(tmp_path:
             slow.intake.shown |= {a.outer.discovery.record.peer_id: 3, b.outer.discovery.record.peer_id: 3}
             await made.leave(a)
             await made.leave(b)
-            await keep_asking_whether_over(slow.outer, finished)
+            await keep_asking_the_node(slow.outer, finished)
             assert slow.outer.told_over
 
     asyncio.run(asyncio.wait_for(scene(), 60))
@@ -312,7 +313,7 @@ def test_the_node_is_asked_once_somebody_who_had_finished_the_last_round_has_gon
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """As when a group that could not form for a minute still trains in the last round with others."""
-    monkeypatch.setattr(presence, "LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(presence, "CLOCK_POLL_SECONDS", 0.001)
 
     async def scene() -> None:
         async with village(LONGER, tmp_path, "slow", "other", "first") as made:
@@ -325,7 +326,7 @@ def test_the_node_is_asked_once_somebody_who_had_finished_the_last_round_has_gon
             slow.outer.discovery.tell(round=1)
             assert not presence._somebody_has_ended(slow.outer)  # anybody can say so
             slow.outer.discovery.tell(round=2)
-            await keep_asking_whether_over(slow.outer, finished)
+            await keep_asking_the_node(slow.outer, finished)
             assert slow.outer.told_over
 
     asyncio.run(asyncio.wait_for(scene(), 60))
@@ -337,20 +338,20 @@ def test_who_has_finished_stays_until_the_node_knows_it_and_not_for_ever(
     monkeypatch.setattr(presence, "KNOWN_ASK_SECONDS", 0.01)
     asked: list[int] = []
 
-    async def asks() -> EndOfRun:
+    async def asks() -> NodeWord:
         asked.append(len(asked))
         if len(asked) == 1:
             raise UnreachableError("nobody answers")
-        return EndOfRun(MANIFEST.outer.rounds if len(asked) >= 4 else 0, taking=len(asked) == 4)
+        return NodeWord(MANIFEST.outer.rounds if len(asked) >= 4 else 0, taking=len(asked) == 4)
 
-    async def away() -> EndOfRun:
+    async def away() -> NodeWord:
         raise UnreachableError("nobody answers")
 
-    async def takes_for_ever() -> EndOfRun:
-        return EndOfRun(MANIFEST.outer.rounds, taking=True)
+    async def takes_for_ever() -> NodeWord:
+        return NodeWord(MANIFEST.outer.rounds, taking=True)
 
-    async def never_over() -> EndOfRun:
-        return EndOfRun(0)
+    async def never_over() -> NodeWord:
+        return NodeWord(0)
 
     async def scene() -> None:
         async with village(MANIFEST, tmp_path, "a") as made:

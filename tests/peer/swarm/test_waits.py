@@ -7,6 +7,7 @@ import pytest
 from peer.swarm import waits
 from protocol.identity import PeerId
 from protocol.manifest import Manifest
+from protocol.outer.phases import RunPhase
 from protocol.trust.records import PeerRecord, Peers
 from tests.reference.small_manifest import small_manifest
 
@@ -205,17 +206,23 @@ def test_who_cannot_come_back_waits_for_the_node_and_says_how_often_it_asks():
 
 
 def test_a_state_is_lost_where_who_serves_its_stage_came_too_late_and_nobody_else_holds_it():
-    late, ahead = peer("late"), peer("ahead", stage=1, round=3)
+    awaiting = {"phase": RunPhase.AWAITING_STATE}
+    late, ahead = peer("late").model_copy(update=awaiting), peer("ahead", stage=1, round=3)
     lost = waits.for_a_lost_state((late, ahead), planned())
     assert lost is not None
     assert lost.words == (
         "Waits for the state of stage 0 after round 3: nobody who is here holds it; a peer that has it in its folder "
-        "can bring it back, else the run cannot go on"
+        "can bring it back, or the run's operator can go on without it: `hetpeer admin rewind`"
     )
-    on_its_way = peer("on its way", round=2).model_copy(update={"contributed": 3})
-    for holder in (on_its_way, peer("there", round=3), peer("observer", "observer", round=3)):
+    for holder in (peer("a round behind", round=2), peer("there", round=3), peer("observer", "observer", round=3)):
         assert waits.for_a_lost_state((late, ahead, holder), planned()) is None
+    for other in (peer("fetching").model_copy(update={"phase": RunPhase.CATCHING_UP}), late):
+        assert waits.for_a_lost_state((late, ahead, other), planned()) is not None
     assert waits.for_a_lost_state((ahead,), planned()) is None  # nobody serves stage 0: who comes may have it
+    whole = peer("datacenter", "datacenter").model_copy(update=awaiting)
+    lost = waits.for_a_lost_state((whole,), planned())
+    assert lost is not None
+    assert lost.what == "the state of stage 0 and stage 1 after round 0"
 
 
 def test_a_step_that_takes_long_names_whom_it_waits_for_and_a_farewell_those_who_hear_it():

@@ -17,6 +17,7 @@ from peer.store.served import BLOCK_BYTES
 from peer.swarm.rounds import round_policy
 from peer.swarm.rounds.catch_up import agree, catch_up
 from peer.swarm.rounds.parts import rounds_kept
+from peer.swarm.rounds.round_end import finish_round
 from peer.telemetry.decisions import CaughtUp, Resynchronised
 from peer.telemetry.events import Progress, Refused, Resumed
 from protocol.codec.bitstream import Int32Array
@@ -73,13 +74,13 @@ def test_everybody_holds_the_same_bits_through_closed_rounds(tmp_path: Path):
 def test_when_others_contributed_is_known_in_the_midst_of_a_long_step(tmp_path: Path):
     async def scene(made: Village) -> None:
         slow, quick = made.peers
-        noting = asyncio.create_task(slow.outer.keep_noting())  # nobody else looks while the step lasts
+        noting = asyncio.create_task(slow.outer.watch_arrivals())  # nobody else looks while the step lasts
         await quick.contribute(1, 1)
         came = asyncio.get_running_loop().time()
-        while not any(slow.outer._noted(1).arrived(part) for part in slow.outer.followed.parts):
+        while not any(slow.outer.arrivals_of(1).arrived(part) for part in slow.outer.followed.parts):
             await slow.outer.discovery.news.wait(0.1)
         noting.cancel()
-        assert min(slow.outer._noted(1).arrived(EMBEDDING)) < came + 10  # by the same clock
+        assert min(slow.outer.arrivals_of(1).arrived(EMBEDDING)) < came + 10  # by the same clock
 
     play(tmp_path, "ab", scene)
 
@@ -95,7 +96,7 @@ def test_a_round_that_the_others_ended_without_anybodys_contribution_is_not_wait
         await ahead.at(2)
         made.introduce()
         assert behind.outer.late(2)  # it trains no more in this round
-        assert await behind.outer.finish(2) == dict.fromkeys(behind.outer.followed.parts, 0)
+        assert await finish_round(behind.outer, 2) == dict.fromkeys(behind.outer.followed.parts, 0)
         assert agreed(made)
 
     monkeypatch.setattr(round_policy, "LEAST_SECONDS", 0.05)
@@ -111,7 +112,7 @@ def test_who_has_nothing_to_contribute_does_not_wait_for_itself(tmp_path: Path, 
         await diligent.contribute(2, 1)
         await made.calm()
         async with asyncio.timeout(20):  # its own would be waited for for some hours
-            assert await idle.outer.finish(2) == dict.fromkeys(idle.outer.followed.parts, 1)
+            assert await finish_round(idle.outer, 2) == dict.fromkeys(idle.outer.followed.parts, 1)
 
     monkeypatch.setattr(round_policy, "LEAST_SECONDS", 3600.0)
     play(tmp_path, "ab", scene)

@@ -6,6 +6,7 @@ import pytest
 
 from peer.swarm.rounds import round_policy
 from peer.swarm.rounds.own_credit import IDLE, ON_TRIAL, REVOKED, TOO_LATE, TWICE, VOID
+from peer.swarm.rounds.round_end import finish_round
 from peer.telemetry.decisions import Avoided, Counted, NotCounted, WentOn
 from peer.telemetry.events import Event
 from protocol.codec.contribution import digest
@@ -43,7 +44,7 @@ def test_what_counts_is_not_spoken_of(tmp_path: Path):
         made.introduce()
         await made.compare_all()
         for peer in made.peers:
-            await peer.outer.finish(1)
+            await finish_round(peer.outer, 1)
             assert of(NotCounted, peer) == of(WentOn, peer) == []
 
     play(tmp_path, "ab", scene)
@@ -127,12 +128,12 @@ def test_a_round_goes_on_without_who_is_late_and_says_so_to_both(tmp_path: Path,
         await b.contribute(1, 2)
         made.introduce()
         await made.compare_all()
-        await a.outer.finish(1)
+        await finish_round(a.outer, 1)
         (told,) = of(WentOn, a)
         assert (told.round, told.without) == (1, [late.id])
         assert of(NotCounted, a) == []
         assert "the others are done" in await lateness(late)  # it is to end its inner loop, and why
-        await late.outer.finish(1)
+        await finish_round(late.outer, 1)
         assert reasons(late, 1) == {IDLE}
 
     monkeypatch.setattr(round_policy, "LEAST_SECONDS", 0.05)

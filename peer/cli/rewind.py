@@ -1,0 +1,120 @@
+"""`hetpeer admin rewind`: the operator's decision that a run goes on from an older state, as the newest one is lost."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from peer.cli.admin import Operator
+from peer.cli.options import JsonOption, NodeFolderOption, terminal
+from protocol.errors import UnreachableError, UserError
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from peer.process import Terminal
+    from protocol.trust.records import Peers
+    from protocol.trust.ticket import Ticket
+
+
+REWIND_EXAMPLES = (
+    "Examples:\n\n  hetpeer admin rewind\n\n  hetpeer admin rewind --to-round 120\n\n"
+    "Without --to-round it only lists what is held of each stage, and by whom. Peers that train are not touched: only "
+    "where nobody brings back the newest state does an older one stand for it."
+)
+
+
+def rewind(
+    ticket: Annotated[
+        str | None,
+        typer.Argument(metavar="RUN", help="The run's ticket, or a file with it. Default: the one in the folder."),
+    ] = None,
+    to_round: Annotated[
+        int | None,
+        typer.Option(min=0, help="Go on from states after this round, or later ones: what came after is lost."),
+    ] = None,
+    directory: NodeFolderOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Let a run go on from an older state of a stage, when nobody can bring back the newest one."""
+    from peer.process import run_command, told
+    from peer.store.home import operators_folder, operators_ticket
+    from protocol.trust.ticket import find
+
+    shown = terminal(json)
+
+    def work() -> int:
+        folder = operators_folder(directory)
+        run = find(ticket, folder) if ticket else operators_ticket(folder)
+        operator = Operator.of(folder, run.run_id)
+
+        async def act(stop: "asyncio.Event") -> None:
+            await decide(to_round, operator, run, shown)
+
+        return run_command(act, shown)
+
+    sys.exit(told(shown.emit, work))
+
+
+async def decide(to_round: int | None, operator: Operator, ticket: "Ticket", terminal: "Terminal") -> None:
+    """Show what is held of each stage; and sign a rewind to a round (None: only show), which the node tells the peers.
+
+    Raises:
+        UserError: the run has not finished that round, or no later one.
+        ResourceError: the node's folder cannot be written.
+    """
+    import asyncio
+
+    from bootstrap.admission import audit_log
+    from bootstrap.admission.audit_log import AuditEntry
+    from bootstrap.monitor.holders import Holders
+    from peer.network.admission import read_peers
+    from peer.telemetry.events import Progress
+    from protocol.clock import unix_time
+    from protocol.files import write_atomically
+    from protocol.outer.progress import Rewind
+    from protocol.trust.membership_card import Authority
+    from protocol.trust.rewinds import KEPT, sign_rewind
+
+    authority = Authority(operator.descriptor.run_id, operator.descriptor.operator)
+    holders = await asyncio.to_thread(Holders, authority, operator.folder)
+    try:
+        peers = await read_peers(ticket, operator.descriptor)
+    except UnreachableError as error:
+        terminal.emit(Progress(str(error)))
+        peers = ()
+    here = tuple(peer for peer in peers if not peer.gone)
+    known = [record for record, _ in holders.newest.values()]
+    lost = max((record.round for record in (*known, *here)), default=0)
+    stages = operator.descriptor.manifest.replicas.stages
+    for line in inventory(stages, {key: record.round for key, (record, _) in holders.newest.items()}, here):
+        terminal.emit(Progress(line))
+    if to_round is None:
+        return
+    if to_round >= lost:
+        raise UserError(f"--to-round {to_round}: the last round that this run is known to have finished is {lost}")
+    now = unix_time()
+    signed = sign_rewind(operator.identity, authority, Rewind(to_round, lost, int(now * 1000)))
+    await asyncio.to_thread(write_atomically, operator.folder / KEPT, signed)
+    reason = f"to round {to_round}, of {lost}"
+    audit_log.append_entry(operator.folder, AuditEntry(what="rewound", at=now, reason=reason))
+    terminal.emit(
+        Progress(
+            f"the run is rewound to round {to_round}: where nobody brings back the state after round {lost}, the "
+            f"newest one after round {to_round} or later stands for it. The node tells the peers within half a minute"
+        )
+    )
+
+
+def inventory(stages: int, held: Mapping[int, int], here: "Peers") -> Sequence[str]:
+    """Lines on what is held of each stage: the newest state that is known of, and the newest one here. `held` is the
+    round of the newest known holder by stage, -1 standing for all of them."""
+    lines = []
+    for stage in range(stages):
+        holders = [peer for peer in here if peer.role != "volunteer" or peer.stage == stage]
+        newest = max(holders, key=lambda peer: peer.round, default=None)
+        at_hand = f"peer {newest.peer_id[-8:]} is here with round {newest.round}" if newest else "nobody here holds it"
+        known = max(held.get(stage, 0), held.get(-1, 0), newest.round if newest else 0)
+        lines.append(f"stage {stage}: the newest known state is of round {known}; {at_hand}")
+    return lines

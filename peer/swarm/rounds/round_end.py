@@ -1,0 +1,104 @@
+"""The end of a round at one peer: it waits for the contributions that are due, settles what counts, and goes on."""
+
+from collections.abc import Callable
+
+from peer.network.witnesses import LATELY
+from peer.swarm import waits
+from peer.swarm.roles import authors
+from peer.swarm.rounds import round_policy
+from peer.swarm.rounds.outer_round import OuterLoop
+from peer.swarm.rounds.round_policy import RoundSeen
+from peer.telemetry.decisions import Waiting
+from protocol.clock import monotonic
+from protocol.identity import EMBEDDING
+
+LOST_STATE_SECONDS = 10.0
+"""The time after which a wait is checked for being one for a state that nobody here holds."""
+
+LOGGED_WAIT_SECONDS = 30.0
+"""The time after which a wait for contributions that is longer than a usual round goes into the log."""
+
+
+async def finish_round(outer: OuterLoop, round: int) -> dict[str, int]:
+    """Wait for the contributions that are due, settle, and go on to the next round. Returns the number of contributions
+    by part; none, if the round is not finished here: the run is over elsewhere, or further ahead of this peer than
+    messages take, which then has to catch up."""
+    counts: dict[str, int] = dict.fromkeys(outer.followed.parts, 0)
+    for due in outer.manifest.outer.applied(round):
+        if not await wait_for_round(outer, due):
+            return {}
+        await _ask_who_is_ahead(outer, due)
+        for part, followed in outer.followed.parts.items():
+            arrivals, expected = outer.arrivals_of(due), len(outer.awaited(part, due))
+            outer.pace.remember(arrivals.started, arrivals.arrived(part), expected)
+            counts[part] += len(followed.ledger.chosen(due))
+        outer.credited.look(outer.emit, outer.followed.parts, due, outer.discovery.record)
+    await outer.finish(max(round, outer.clock - 1))
+    for due in outer.manifest.outer.applied(round) if outer.workload.looks else ():
+        arrivals, awaited = outer.arrivals_of(due), outer.awaited(EMBEDDING, due)
+        outer.workload.note(due, monotonic() - arrivals.started, arrivals.lasted(EMBEDDING), awaited)
+    if outer.discovery.record.contributed < round:
+        await outer.save({})
+    outer.forget_arrivals()
+    await outer.discovery.publish()
+    return counts
+
+
+async def wait_for_round(
+    outer: OuterLoop,
+    round: int,
+    interrupted: Callable[[], bool] = lambda: False,
+    wait: Callable[[], Waiting] | None = None,
+) -> bool:
+    """Wait until the contributions of all who train are here, the deadline has passed, or the others have gone on.
+    Returns False if interrupted before, if the run is over elsewhere, or if this peer has to catch up with it. `wait`
+    is what this peer waits for, where it is not the contributions."""
+    began = monotonic()
+    while outer.told_over or outer.is_behind or not round_policy.is_complete(outer.seen_now(round, trains=False)):
+        if outer.told_over or outer.is_behind or interrupted():
+            return False
+        outer.record_arrivals()
+        seen, now = outer.seen_now(round, trains=False), monotonic()
+        if seen.passed is None and (round_policy.others_have_gone_on(seen) or not seen.led):
+            outer.arrivals_of(round).passed = now
+        left = round_policy.seconds_left(seen, outer.pace, now)
+        if left is not None and left <= 0:
+            furthest = outer.reconciler.witnesses.most_shown()
+            left = began + round_policy.most_wait_for_those_behind(seen, outer.pace, furthest) - now
+        if left is not None and left <= 0:
+            parts, me = outer.followed.parts, outer.followed.me
+            due = {part: view.awaited - {me} for part, view in zip(parts, seen.parts, strict=True)}
+            outer.credited.go_on(outer.emit, due, parts, round, round_policy.why_go_on(seen, now))
+            break
+        lost = outer.lost_state if now - began >= LOST_STATE_SECONDS else None
+        outer.emit(lost or (wait() if wait is not None else _wait_of(outer, seen, began, now, left)))
+        await outer.discovery.news.wait(min(left, 1.0) if left is not None else 1.0)
+    outer.record_arrivals()
+    return True
+
+
+def _wait_of(outer: OuterLoop, seen: RoundSeen, began: float, now: float, left: float | None) -> Waiting:
+    """The wait for contributions that `began` then, and lasts for `left` seconds more at most; None: that is not known
+    yet. Until the run has begun it is that for its beginning."""
+    if not outer.begun:
+        return waits.for_the_beginning(outer.discovery.peers(), outer.manifest)
+    if outer.discovery.record.role == "observer" and not any(part.awaited for part in seen.parts):
+        return waits.for_somebody_who_trains(seen.round)
+    others = [(part.awaited - {outer.followed.me}, part.here) for part in seen.parts]
+    awaited = frozenset().union(*(due for due, _ in others))
+    missing = frozenset().union(*(due - arrived for due, arrived in others))
+    most_seconds = None if left is None else float(round(now + left - began))
+    brief = now - began < max(LOGGED_WAIT_SECONDS, outer.pace.usual)
+    return waits.for_contributions(seen.round, awaited, missing, seen.least, most_seconds, brief)
+
+
+async def _ask_who_is_ahead(outer: OuterLoop, round: int) -> None:
+    """Ask peers for contributions that their records do not tell of: with overlap, a peer that has contributed to the
+    next round may have contributed to this one, or have come since."""
+    later = range(round + 1, round + 1 + outer.manifest.outer.delay)
+    for part, followed in outer.followed.parts.items():
+        lately = followed.ledger.counted_since(round - LATELY)
+        missing = lately - followed.ledger.accepted.get(round, {}).keys()
+        for peer in authors(outer.discovery.others(), part):
+            if peer.contributed in later and peer.peer_id in missing:
+                await outer.reconciler.compare(peer)
