@@ -48,7 +48,7 @@ MEMORY_SECONDS = 10.0
 LEAVE_SECONDS = 30.0
 """After Ctrl-C a peer ends its inner step and hands out its contribution; a slow one is cut short."""
 
-HAND_OVER_SECONDS = 95.0
+HAND_OVER_SECONDS = 65.0
 """The time that the only holder of a state has beyond that, in seconds: `peer.swarm.last_holder` bounds its wait."""
 
 FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS = 1.0, 30.0

@@ -14,7 +14,7 @@ from protocol.identity import Part
 from protocol.outer.window import SKEW
 from protocol.wording import parts_named
 
-TAKER_SECONDS = 90.0
+TAKER_SECONDS = 60.0
 """The time that a leaving peer waits for another that can take its state: as long as the operator's node needs to see
 that it is needed, to start, and to fetch a state of some gigabytes."""
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Literal
 
 from tests.world.dense import dense
+from tests.world.returning import RETURNING, returning
 from tests.world.schedule import Fault, Kind, Member, Schedule
 from tests.world.storms import storm
 
@@ -34,6 +35,8 @@ QUIET_SECONDS = 40.0
 
 def draw(seed: int) -> Schedule:
     """The schedule of a seed."""
+    if seed >= RETURNING:
+        return returning(seed, random.Random(f"hetpeer world returning {seed}"))
     chance = random.Random(f"hetpeer world {seed}")
     stages = chance.choice((2, 2, 2, 3))
     groups, datacenters = chance.choice(((1, 0), (1, 1), (2, 0), (1, 2), (2, 1), (0, 2), (0, 3)))

@@ -16,6 +16,7 @@ from tests.reference.small_manifest import small_manifest
 from tests.world.network import WIDE
 from tests.world.owners import Owner, Process, Role
 from tests.world.properties import BACK_SECONDS, LATE_SECONDS, MOST_SLOW, at_the_end, slowness, told_in_time
+from tests.world.returning import RETURNING, nothing_lost
 from tests.world.schedule import Fault, Schedule
 from tests.world.standing import standing
 from tests.world.world import CERTIFICATE_SECONDS, World
@@ -29,8 +30,9 @@ END_SECONDS = 600.0
 MOMENTS_SECONDS = 200.0
 """So long the moments of faults may take to come when the others have happened."""
 
-GOING_SECONDS = 45.0
-"""Within this time who is told to stop, or to pause, has gone: after 30 it is cut short."""
+GOING_SECONDS = 105.0
+"""Within this time who is told to stop, or to pause, has gone: after 30 s it is cut short, but for the only holder of a
+state, which waits a minute more for another to take it."""
 
 NOTICED_SECONDS = 10.0
 """Within this time who is told to pause says so: it looks every second."""
@@ -164,6 +166,8 @@ def _tell(world: World, schedule: Schedule, outcome: Outcome) -> None:
                 )
     _write(world, outcome)
     outcome.objections += at_the_end(world, peers, last)
+    if schedule.seed >= RETURNING:
+        outcome.objections += nothing_lost(peers)
     if ended:
         _come_late(world, peers, gone, outcome)
     for server in servers:
