@@ -1,5 +1,7 @@
 """Each planted mistake still applies, so that `python -m tests.mutants` says something of the product as it is."""
 
+import ast
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -21,6 +23,28 @@ def test_what_finds_a_mistake_exists(mistake: Mistake):
         assert (ROOT / "tests/world/__main__.py").is_file()
     else:
         assert is_there(mistake.killed_by)
+
+
+def digest_comparisons(source: str) -> list[str]:
+    """The comparisons in a module of which one side hashes bytes or measures a file."""
+    hashes = re.compile(r"hexdigest\(\)|\.digest\(\)|measure_file\(")
+    compared = [each for each in ast.walk(ast.parse(source)) if isinstance(each, ast.Compare)]
+    texts = [ast.get_source_segment(source, each) or "" for each in compared]
+    return [text for text in texts if hashes.search(text)]
+
+
+def test_a_mistake_is_planted_in_every_comparison_of_a_digest():
+    """Bytes that come in are compared with what was announced at many places, and a reader that no longer compares
+    looks like one that does as long as everybody is honest."""
+    planted = [(mistake.file, mistake.old) for mistake in MISTAKES]
+    compared = [
+        (str(path.relative_to(ROOT)), text)
+        for package in ("peer", "protocol", "bootstrap")
+        for path in sorted((ROOT / package).rglob("*.py"))
+        for text in digest_comparisons(path.read_text(encoding="utf-8"))
+    ]
+    assert len(compared) >= 10
+    assert not [(file, text) for file, text in compared if not any(f == file and text in old for f, old in planted)]
 
 
 def test_every_mistake_has_a_name_of_its_own():

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from peer.optim import inner
 from peer.optim.bounds import check_magnitudes, check_moments, largest_step, largest_value
+from peer.optim.handover_state import added
 from peer.optim.inner import learning_rate
 from peer.optim.muon import Muon
 from protocol.codec.contribution import Contribution, SparseTensor
@@ -55,6 +56,33 @@ def test_a_value_beyond_the_bound_is_refused_with_its_size():
     check_magnitudes(made(-bound), run)
     with pytest.raises(FormatError, match="more than learning rate and error feedback allow"):
         check_magnitudes(made(bound + 1), run)
+
+
+GROWING = small_manifest(inner={"warmup": 4}, outer={"rounds": 40, "beta": 1.0})
+"""What an honest peer may hold grows with each round: nothing of it is put back before it is sent."""
+
+
+@given(st.integers(1, 40))
+def test_what_is_sent_and_what_is_handed_over_may_be_as_large_as_in_their_own_round(round: int):
+    layout = part_layout(GROWING, stage_part(0))
+    bound, before = (largest_value(GROWING, NORM, layout[NORM], each) for each in (round, max(1, round - 1)))
+    assert bound > before or round == 1
+
+    def sent(value: int) -> Contribution:
+        name = ContributionName(stage_part(0), round, PeerId("QmA"))
+        return Contribution(RunId("00" * 32), name, 1, {NORM: SparseTensor(np.array([0]), np.array([value]))})
+
+    def handed_over(value: int) -> int:
+        given = {NORM: torch.full(layout[NORM], value, dtype=torch.int32)}
+        own = {NORM: torch.zeros(layout[NORM], dtype=torch.int32)}
+        return int(added(own, given, GROWING, stage_part(0), round)[NORM][0])
+
+    check_magnitudes(sent(bound), GROWING)
+    assert handed_over(-(bound // 2)) == -(bound // 2)
+    with pytest.raises(FormatError, match="more than learning rate"):
+        check_magnitudes(sent(-bound - 1), GROWING)
+    with pytest.raises(FormatError, match="larger than honest work"):
+        handed_over(bound // 2 + 1)
 
 
 MUON = small_manifest(inner={"optimizer": "muon", "steps": 5, "warmup": 3})

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from peer.optim.inner import AdamW, clip_factor, learning_rate, squared_norm
+from peer.optim.inner import AdamW, clip_factor, learning_rate, place_in_run, squared_norm, stage_clip_factor
 from protocol.errors import DivergedError
 from protocol.manifest import Manifest, check_manifest
 from protocol.manifest_tables import Inner
@@ -31,6 +31,32 @@ def test_the_rate_warms_up_linearly_then_falls_as_a_cosine_to_a_tenth():
 def test_a_run_shorter_than_its_warm_up_only_warms_up():
     run = manifest(learning_rate=1e-2, warmup=500)
     assert learning_rate(run, 99) == pytest.approx(1e-2)
+
+
+@given(round=st.integers(1, 10), steps=st.integers(1, 40), step=st.integers(0, 40))
+def test_replicas_that_take_more_or_fewer_steps_than_the_manifests_pass_a_round_at_the_same_rates(
+    round: int, steps: int, step: int
+):
+    """With H = 10: step 20 of 40 has the rate of step 5 of 10, and every replica's round ends where the next begins."""
+    run = manifest()
+    assert place_in_run(run, round, step, steps) == pytest.approx(10 * (round - 1) + 10 * step / steps)
+    assert place_in_run(run, round, steps, steps) == pytest.approx(place_in_run(run, round + 1, 0, 7))
+
+
+@given(
+    squares=st.lists(st.floats(0.0, 1e6), min_size=1, max_size=5),
+    own=st.floats(1e-3, 1e6),
+    clip=st.floats(0.01, 10.0),
+    data=st.data(),
+)
+def test_a_stage_that_does_not_wait_clips_by_the_last_norms_and_first_by_its_own_for_every_stage(
+    squares: list[float], own: float, clip: float, data: st.DataObject
+):
+    stages, stage = len(squares), data.draw(st.integers(0, len(squares) - 1))
+    first = min(1.0, clip / (math.sqrt(own * stages) + 1e-6))
+    later = min(1.0, clip / (math.sqrt(own + sum(squares[:stage]) + sum(squares[stage + 1 :])) + 1e-6))
+    assert stage_clip_factor(stage, own, (), stages, clip) == pytest.approx(first)
+    assert stage_clip_factor(stage, own, squares, stages, clip) == pytest.approx(later)
 
 
 def test_clipping_is_over_all_stages_as_torch_would_clip_the_whole_model():

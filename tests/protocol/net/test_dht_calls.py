@@ -62,6 +62,13 @@ class Texts:
 KEY = Texts.keys[0]
 
 
+@dataclass
+class Context:
+    """Who has sent a call, as hivemind's handlers are told."""
+
+    remote_id: Any
+
+
 @asynccontextmanager
 async def bare(*to: Dht) -> AsyncIterator[Any]:
     """Somebody else's program: hivemind's code as it is, without a name in the run, connected to nodes."""
@@ -141,6 +148,50 @@ def test_a_record_is_checked_once_and_not_where_the_loop_runs(tmp_path: Path):
             assert rules.asked == ["good"]
             assert threading.get_ident() not in rules.threads
             assert await node.read(KEY) == {"s": "good"}
+
+    play(scene)
+
+
+def test_a_record_that_is_older_than_the_one_held_is_neither_checked_nor_handed_on(tmp_path: Path):
+    """A stranger that replays what others have replaced pays for the call alone, and no reader gets the old record."""
+
+    class Dated(Texts):
+        """Each text holds until the time that it names, in seconds from the start."""
+
+        def expiration(self, key: str, subkey: str, value: object) -> float:
+            super().expiration(key, subkey, value)
+            return self.until + float(str(value))
+
+    rules, handed_on = Dated(), list[tuple[bytes, ...]]()
+
+    def dated(text: str, whole: bool) -> Any:
+        request = offer(rules, ("a", text))
+        request.expiration_time[0] = rules.until + float(text)
+        if whole:
+            request.values[0] = packed(
+                [DhtEntry("", msgpack.packb("a"), msgpack.packb(text), rules.until + float(text))]
+            )
+            request.subkeys[0] = b""
+        return request
+
+    async def scene() -> None:
+        async with nodes(tmp_path, rules) as (node,), bare(node) as stranger:
+            (ok,) = (await asked(stranger, node, dated("10", False))).store_ok
+            assert ok
+            rules.asked.clear()
+            handler = node.node.protocol.rpc_store
+
+            async def recorded(request: Any, context: Any) -> Any:
+                handed_on.append(tuple(request.values))
+                return await handler(request, context)
+
+            for whole in (False, True):
+                for older in ("5", "10"):
+                    context = Context(stranger.peer_id)
+                    assert not any((await node.calls.answer(recorded, dated(older, whole), context)).store_ok)
+            assert handed_on == [()] * 4
+            assert rules.asked == []
+            assert await node.read(KEY) == {"a": "10"}
 
     play(scene)
 

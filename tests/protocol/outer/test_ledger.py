@@ -171,6 +171,16 @@ def test_what_was_signed_by_cards_of_a_revoked_gateway_falls_from_the_same_round
     assert mine.take(by("", entry(9))) is Standing.ACCEPTED  # the same content, by a card that holds
 
 
+@pytest.mark.parametrize("standing", [Standing.WANTED, Standing.UNPROVEN])
+def test_what_waits_of_a_revoked_gateways_peers_goes_and_what_others_let_in_stays(standing: Standing):
+    mine = ledger(10)
+    round = 10 if standing is Standing.WANTED else 7
+    for gateway, author in (("gate", ANN), ("another", BOB), ("", EVE)):
+        assert mine.offer(by(gateway, entry(round, author))) is standing
+    mine.revoke(Revocation(PeerId("gate"), 5, 10))
+    assert {author for author, versions in mine.waiting[round].items() if versions} == {BOB, EVE}
+
+
 def test_a_version_that_falls_voids_nothing_and_the_other_waits_for_its_bytes():
     mine = ledger(10, by("gate", entry(10, ANN, "v1")))
     assert mine.offer(entry(10, ANN, "v2", BOB)) is Standing.ACCEPTED  # void, so without its bytes

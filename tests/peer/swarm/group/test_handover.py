@@ -16,6 +16,7 @@ from safetensors.torch import load, save
 from peer.compute.trainer import StageTrainer
 from peer.network import handover_service as network
 from peer.network.handover_service import bequeath
+from peer.optim.bounds import largest_value
 from peer.optim.grid import to_units
 from peer.optim.handover_state import HandoverState, pack_state
 from peer.swarm.group import handover as swarm
@@ -370,6 +371,32 @@ def test_what_is_not_valid_is_declined_and_changes_nothing(tmp_path: Path, kind:
         assert heir.handover.handovers.taken == {}
         now = heir.handover.trainer.optimizer_tensors()
         assert all(torch.equal(before[key], tensor) for key, tensor in now.items())
+
+    play(tmp_path, scene)
+
+
+def test_what_is_handed_over_is_bounded_by_the_round_that_its_heir_is_in(tmp_path: Path):
+    """What honest peers have kept back grows with the rounds; in the first it would have been refused."""
+    tensor = NORM.removeprefix("error_feedback.stage-0.")
+    first, now = (largest_value(MANIFEST, tensor, (16,), round) // 2 for round in (1, 6))
+
+    async def scene(made: Village) -> None:
+        giver, heir = await volunteer(made, "giver", 2), await volunteer(made, "heir")
+        for round in range(1, 6):
+            await giver.peer.contribute(round, round)
+            await made.compare_all()
+            for peer in made.peers:
+                await peer.at(round)
+        made.introduce()
+        assert heir.peer.outer.clock == 6
+        for value, taken in ((now + 1, False), (now, True)):
+            blob = changed(giver.handover._legacy(), NORM, torch.full((16,), value, dtype=torch.int32))
+            giver.handover.handovers.set_aside(heir.id, blob)
+            async with standing_by(heir):
+                reason = await bequeath(offer_of(giver, heir), record_of(heir), giver.peer.outer.reconciler)
+            assert (reason == "") == taken
+        assert now > first
+        assert heir.error_feedback()[stage_part(0), tensor].tolist() == [now] * 16
 
     play(tmp_path, scene)
 

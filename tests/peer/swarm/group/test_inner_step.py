@@ -2,11 +2,13 @@
 the weights are as before."""
 
 import asyncio
+import math
 import threading
 
 import pytest
 import torch
 
+from peer.compute.replica import WholeReplica
 from peer.compute.trainer import StageTrainer
 from peer.network.duplex import BreachError
 from peer.network.group import Link
@@ -15,7 +17,7 @@ from protocol.errors import LostMemberError
 from protocol.schemas import pipeline_pb2 as pb
 from tests.peer.compute.test_replica import batches, genesis, manifest
 from tests.reference.boundary import orthonormal
-from tests.reference.loopback_group import Batches, LoopbackStage, inner_step, loopback_group
+from tests.reference.loopback_group import Batches, LoopbackStage, inner_step, loopback_group, take_step
 from tests.reference.waiting import until
 
 RUN = manifest(stages=2, compression=4)
@@ -72,21 +74,25 @@ def test_a_frame_of_an_older_time_is_refused_and_moves_no_weight(due: tuple[int,
 
 
 def test_frames_in_many_pieces_make_the_same_step(monkeypatch: pytest.MonkeyPatch):
+    """Gradients come in twice as many as activations."""
+    run = manifest(2, 4, "bf16", gradient_wire="fp32")
+
     async def scene() -> tuple[float, list[torch.Tensor], int]:
-        async with loopback_group(RUN, orthonormal(32)) as stages:
+        async with loopback_group(run, orthonormal(32)) as stages:
             for each in stages:
-                each.trainer.load(genesis(RUN))
+                each.trainer.load(genesis(run))
             assert stages[0].stage is not None
             assert stages[0].stage.downstream is not None
             sent = recorded(stages[0].stage.downstream)
-            loss = await inner_step(stages, 1, 0, batches(RUN, 1)[0].numpy())
+            loss = await inner_step(stages, 1, 0, batches(run, 1)[0].numpy())
             return loss, [weight for each in stages for weight in weights(each)], len(sent)
 
     loss, whole, frames = asyncio.run(asyncio.wait_for(scene(), 60))
     monkeypatch.setattr("protocol.codec.frames.CHUNK_BYTES", 48)
-    assert FrameRules.of(RUN).activations.messages > 3
+    assert FrameRules.of(run).activations.messages > 3
     again, in_pieces, messages = asyncio.run(asyncio.wait_for(scene(), 60))
-    assert (again, messages) == (loss, (frames - 1) * FrameRules.of(RUN).activations.messages + 1)  # and the step's end
+    assert (again, messages) == (loss, (frames - 1) * FrameRules.of(run).activations.messages + 1)  # and the step's end
+    assert FrameRules.of(run).gradients.messages > FrameRules.of(run).activations.messages
     assert all(map(torch.equal, whole, in_pieces))
 
 
@@ -106,6 +112,84 @@ def test_a_step_with_split_backward_passes_moves_all_weights_to_the_same_bits():
     split = asyncio.run(asyncio.wait_for(scene(True), 60))
     assert whole[0] == split[0]
     assert all(map(torch.equal, whole[1], split[1]))
+
+
+FORMATS = [("bf16", "int8"), ("int4", "fp32"), ("int8", "int4"), ("fp32", "bf16")]
+
+
+@pytest.mark.parametrize("compression", [1, 4])
+@pytest.mark.parametrize(("wire", "gradient_wire"), FORMATS)
+def test_a_step_over_links_is_that_of_one_process_where_activations_and_gradients_differ_in_format(
+    wire: str, gradient_wire: str, compression: int
+):
+    """Equal formats would hide that one is taken for the other."""
+    run = manifest(3, compression, wire, gradient_wire=gradient_wire)
+    alone = WholeReplica(run, "group", orthonormal(32), torch.device("cpu"))
+    alone.load(genesis(run))
+    losses = [alone.inner_step(batch, number) for number, batch in enumerate(batches(run, 2))]
+
+    async def scene() -> list[float]:
+        async with loopback_group(run, orthonormal(32)) as stages:
+            for each in stages:
+                each.trainer.load(genesis(run))
+            taken = [await inner_step(stages, 1, n, batch.numpy()) for n, batch in enumerate(batches(run, 2))]
+            for each, same in zip(stages, alone.stages, strict=True):
+                assert all(map(torch.equal, weights(each), [p.detach() for p in same.parameters]))
+            return taken
+
+    assert asyncio.run(asyncio.wait_for(scene(), 60)) == losses
+
+
+def test_each_stage_clips_its_first_overlapping_step_by_its_own_norm_for_all_three_stages(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    inner = {"overlap": 1, "sequences": 8, "clip": 1e-3}
+    run = RUN3.model_copy(update={"inner": RUN3.inner.model_copy(update=inner)})
+    clipped: dict[int, tuple[float, float]] = {}
+    update = StageTrainer.update
+
+    def noted(self: StageTrainer, clip_factor: float, step: float) -> None:
+        clipped[self.index] = self.squared_norm(), clip_factor
+        update(self, clip_factor, step)
+
+    monkeypatch.setattr(StageTrainer, "update", noted)
+
+    async def scene() -> None:
+        async with loopback_group(run, orthonormal(32)) as stages:
+            for each in stages:
+                each.trainer.load(genesis(run))
+            await take_step(stages, 1, 0, Batches([batches(run, 1)[0].numpy()], most=1))
+
+    asyncio.run(asyncio.wait_for(scene(), 60))
+    assert clipped.keys() == {0, 1, 2}
+    for square, factor in clipped.values():
+        assert factor == pytest.approx(1e-3 / math.sqrt(3 * square), rel=1e-4)
+
+
+@pytest.mark.parametrize(("goal", "halfway"), [(0, 10.0), (40, 5.0), (10, 20.0)])
+def test_a_step_has_the_learning_rate_of_its_share_of_the_steps_that_the_replica_means_to_take(
+    goal: int, halfway: float, monkeypatch: pytest.MonkeyPatch
+):
+    """H = 20; step 10 is at half of it, at a quarter of 40 steps, or at the end of 10."""
+    steps: list[float] = []
+    update = StageTrainer.update
+
+    def noted(self: StageTrainer, clip_factor: float, step: float) -> None:
+        steps.append(step)
+        update(self, clip_factor, step)
+
+    monkeypatch.setattr(StageTrainer, "update", noted)
+
+    async def scene() -> None:
+        async with loopback_group(RUN, orthonormal(32)) as stages:
+            for each in stages:
+                each.trainer.load(genesis(RUN))
+                assert each.stage is not None
+                each.stage.goal = goal
+            await inner_step(stages, 2, 10, batches(RUN, 1)[0].numpy())
+
+    asyncio.run(asyncio.wait_for(scene(), 60))
+    assert steps == [20.0 + halfway] * 2
 
 
 class Held(StageTrainer):
