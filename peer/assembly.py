@@ -210,6 +210,7 @@ async def _open(
             place.addresses if isinstance(place, Remembered) else nodes,
             way.hidden,
             lambda said: emit(Progress(said)),
+            lambda source, error: bans.note(PeerId(source), error),
         )
     except BaseException:
         await server.stop(None)

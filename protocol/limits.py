@@ -11,6 +11,17 @@ SIGNED_BYTES = 24 * 1024
 """The size of a signed message. The longest is a statement: 145 bytes for the digests of each of up to 129 parts, and a
 record."""
 
+CARD_BYTES = 1024
+"""The size of a card: 0.3 KiB, and 0.3 KiB of its gateway's. There is one level of gateways, and a card has room for no
+more."""
+
+SIGNATURES_OF_A_MESSAGE = 3
+"""The signatures that reading a signed message takes at most: its own, its card's, and that of the gateway's card.
+Those checked before take none."""
+
+PROOF_BYTES = CARD_BYTES + 512
+"""The size of a contribution's proof, or of a receipt for it: a card, and 0.4 KiB of names, digests and a signature."""
+
 RECORD_BYTES = 4 * 1024
 """The size of a peer's signed record: 1 KiB of names and addresses, 1.2 KiB of scores, 0.6 KiB of relays, 0.2 KiB of
 stages, its card and its gateway's, 0.6 KiB."""
@@ -54,10 +65,11 @@ DHT_STRANGERS_SAVED = 512.0
 DHT_PER_SECOND = 256.0
 DHT_SAVED = 2048.0
 """The allowances of calls and of checked records: of one peer of the run, of one stranger, of all strangers together,
-and of everybody together. A check was measured at 127 µs; with 0.2 ms for each call or check, by arithmetic, strangers
-get 1.3 % of a core and everybody together 5 %. A peer stores one record and asks for some keys every quarter of a
-minute; in a run of a thousand a node is called ten times a second. A newcomer makes ten calls until its record is
-known: fifty newcomers may come at once, and six a second."""
+and of everybody together. A record costs as many checks as it takes, three at most (`SIGNATURES_OF_A_MESSAGE`). A check
+was measured at 127 µs; with 0.2 ms for each call or check, by arithmetic, strangers get 1.3 % of a core and everybody
+together 5 %. A peer stores one record and asks for some keys every quarter of a minute; in a run of a thousand a node
+is called ten times a second. A newcomer makes ten calls until its record is known: fifty newcomers may come at once,
+and six a second."""
 
 DHT_CALLS_AT_ONCE = 64
 DHT_CALLS_OF_SOURCE = 8

@@ -34,6 +34,7 @@ from protocol.limits import (
     ENTRIES_NAMED,
     KEYS_NAMED,
     PARTS_BESIDE_STAGES,
+    PROOF_BYTES,
     REVOCATIONS_NAMED,
     ROUNDS_NAMED,
 )
@@ -324,6 +325,9 @@ def require_news(told: pb.News, manifest: Manifest) -> None:
     """
     _require_keys(told.held, manifest)
     _require("entries", len(told.entries), ENTRIES_NAMED)
+    longest = PROOF_BYTES * (1 + Window.of(manifest).most_told)
+    for each in told.entries:
+        _require("bytes of an entry", each.ByteSize(), longest)
     _require("revocations", len(told.revocations), REVOCATIONS_NAMED)
 
 

@@ -1,6 +1,6 @@
 """The answering side of gossip: comparisons, questions and news arrive here."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, TypeVar
 
 import grpc
@@ -24,7 +24,8 @@ from protocol.net.guard import charge
 from protocol.outer.set_difference import different, entries
 from protocol.schemas import reconciliation_pb2 as pb
 from protocol.schemas import reconciliation_pb2_grpc
-from protocol.trust.records import PeerRecord
+from protocol.trust.proofs import CONTRIBUTION, RECEIPT
+from protocol.trust.records import STATEMENT, PeerRecord
 
 Message = TypeVar("Message")
 
@@ -73,6 +74,8 @@ class ReconciliationService(reconciliation_pb2_grpc.ReconciliationServicer):
         cost += sum(each not in known for each in request.revocations)
         keys = sum(len(each.keys) for each in request.held)
         await charge(context, cost + keys / KEYS_OF_A_CALL, f"{cost} signatures and {keys} keys")
+        await self._charge_cards(((each.proof, CONTRIBUTION) for each in request.entries), context)
+        await self._charge_cards(((receipt, RECEIPT) for each in request.entries for receipt in each.receipts), context)
         sender = await self._hear(request.statement, context)
         reconciler.revoke(request.revocations, sender.peer_id)
         if request.held:
@@ -105,8 +108,16 @@ class ReconciliationService(reconciliation_pb2_grpc.ReconciliationServicer):
         except FormatError as error:
             await self._reproach(error, context)
 
+    async def _charge_cards(self, messages: Iterable[tuple[bytes, str]], context: Any) -> None:
+        """Take the cost of signed messages, each with its kind, beyond one signature: that of cards not yet known."""
+        authority = self.reconciler.intake.signer.authority
+        cards = sum(max(0, authority.unchecked(data, kind) - 1) for data, kind in messages)
+        if cards:
+            await charge(context, cards, f"{cards} cards")
+
     async def _hear(self, said: bytes, context: Any) -> PeerRecord:
         speaker = caller(context).peer
+        await self._charge_cards([(said, STATEMENT)], context)
         try:
             async with self.reconciler.intake.turns.of(speaker):
                 return self.reconciler.hear(said, speaker)

@@ -9,11 +9,13 @@ from protocol.errors import FormatError, HetpeerError
 from protocol.identity import PeerId
 from protocol.net.allowances import Places
 from protocol.net.blobs import fetch
-from protocol.net.channels import Reachable, handshake, refuse, require_manifest, speaks
+from protocol.net.channels import Reachable, caller, handshake, refuse, require_manifest, speaks
+from protocol.net.guard import charge
 from protocol.net.tasks import Children
 from protocol.schemas import succession_pb2 as pb
 from protocol.schemas import succession_pb2_grpc
 from protocol.trust.bequests import (
+    KIND,
     Bequest,
     Handovers,
     largest_bequest,
@@ -81,9 +83,13 @@ class HandoverService(succession_pb2_grpc.SuccessionServicer):
         if self.handovers is None:  # neither yes nor no: it may have been taken before this process began
             await refuse(context, "this peer does not know yet")
         signer = self.reconciler.intake.signer
+        cards = signer.authority.unchecked(request.proof, KIND) - 1
+        if cards > 0:
+            await charge(context, cards, f"{cards} cards")
         try:
             bequest = read_bequest(request.proof, signer.authority)
         except FormatError as error:
+            self.reconciler.bans.note(caller(context).peer, error)
             await refuse(context, str(error))
         if bequest.heir != signer.identity.peer_id:
             await refuse(context, f"this is not peer {bequest.heir[-8:]}")

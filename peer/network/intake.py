@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from peer.network.blob_fetcher import BlobFetcher
 from peer.store.served import ContributionStore
@@ -140,7 +141,8 @@ class Intake:
                 if not self._is_of_use(entry, receipts):  # after what came while it waited for its turn
                     return []
                 trial = read_trial(proof, self.signer.authority)
-                entry = trial or read_entry(proof, receipts, self.signer.authority)
+                blame = partial(self.fetcher.bans.note, sender.peer_id)  # it has checked what it passes on
+                entry = trial or read_entry(proof, receipts, self.signer.authority, blame)
             if trial is None:
                 return await self._take_counting(entry, sender)
             await self._take_trial(trial, sender)

@@ -19,7 +19,7 @@ from protocol.limits import LIBP2P_BYTES, RECORDS_READ
 from protocol.net import libp2p
 from protocol.net.allowances import pause_after
 from protocol.net.dht_calls import Calls
-from protocol.net.dht_checks import Checks, Rules
+from protocol.net.dht_checks import Checks, Offence, Rules, no_offence
 from protocol.net.streams import BROKEN, Streams
 from protocol.net.tasks import Children, apart, first_of
 from protocol.trust.keys import Identity
@@ -235,16 +235,18 @@ async def start(
     bootstraps: Sequence[str] = (),
     hidden: bool = False,
     say: Callable[[str], None] = lambda said: None,
+    offence: Offence = no_offence,
 ) -> Dht:
     """Start a node that listens on `host:port` (0: any port), and meet `bootstraps`. A node that is `hidden`, as others
-    cannot dial it, asks others and keeps nothing for them. `say` is told when a daemon is started anew.
+    cannot dial it, asks others and keeps nothing for them. `say` is told when a daemon is started anew, `offence` of
+    peers of the run that passed on what is valid nowhere.
 
     Raises:
         ResourceError: libp2p's daemon does not start.
         UnreachableError: none of `bootstraps` answered.
     """
     logging.getLogger("hivemind").setLevel(logging.CRITICAL)  # what matters is raised
-    dht = Dht(identity, host, libp2p.require_free(host, port), hidden, Checks(rules), Streams(None), say=say)
+    dht = Dht(identity, host, libp2p.require_free(host, port), hidden, Checks(rules, offence), Streams(None), say=say)
     await dht.start()
     if bootstraps and not await dht.attach(bootstraps):
         await dht.stop()

@@ -33,8 +33,10 @@ from protocol.limits import (
     RECORD_BYTES,
     RECORD_SECONDS,
     RECORDS_READ,
+    SIGNATURES_OF_A_MESSAGE,
 )
 from protocol.net.allowances import RateLimit, TokenBucket
+from protocol.trust.membership_card import FallenError
 
 SUBKEY_BYTES = 66
 """The longest subkey: a peer id of 64 characters in msgpack."""
@@ -61,8 +63,19 @@ class Rules(Protocol):
         """Check a value. Returns when it expires, in seconds since 1970.
 
         Raises:
-            FormatError: it may not lie there.
+            FormatError: it may not lie there; `FallenError`: others may not have heard yet that it may not.
         """
+
+    def signatures(self, value: object) -> int:
+        """Count the signatures that checking a value takes now."""
+
+
+Offence = Callable[[str, FormatError], None]
+"""A function that hears of peers of the run that passed on what their own node must have refused."""
+
+
+def no_offence(source: str, error: FormatError) -> None:
+    """Report nothing."""
 
 
 class DhtEntry(NamedTuple):
@@ -86,14 +99,28 @@ class DhtEntry(NamedTuple):
 def is_valid(rules: Rules, key: str, subkey: bytes, value: bytes, expiration: float, now: float) -> bool:
     """Whether the rules, and the clock, let a value lie under a key. `subkey` and `value` are msgpack, as nodes send
     them; a value without subkey has nil there."""
-    if not is_plausible(DhtEntry(key, subkey, value, expiration), now):
-        return False
     try:
-        owner = _scalar(subkey)
-        due = rules.expiration(key, owner, _scalar(value)) if isinstance(owner, str) else None
-    except (ValueError, msgpack.UnpackException, FormatError):
+        return is_plausible(entry := DhtEntry(key, subkey, value, expiration), now) and require_valid(rules, entry) >= 0
+    except FormatError:
         return False
-    return expiration == due
+
+
+def require_valid(rules: Rules, entry: DhtEntry) -> int:
+    """Check an entry, which is plausible, by the rules. Returns the number of signatures that were checked.
+
+    Raises:
+        FormatError: it may not lie there; `FallenError`: others may not have heard yet that it may not.
+    """
+    try:
+        owner, value = _scalar(entry.subkey), _scalar(entry.value)
+    except (ValueError, msgpack.UnpackException):
+        raise FormatError("an entry of the DHT that cannot be read") from None
+    if not isinstance(owner, str):
+        raise FormatError("an entry of the DHT that is nobody's")
+    signatures = rules.signatures(value)
+    if rules.expiration(entry.key, owner, value) != entry.expiration:
+        raise FormatError(f"the record of {owner[:64]!r} expires at another time than is said")
+    return signatures
 
 
 def is_plausible(entry: DhtEntry, now: float) -> bool:
@@ -193,6 +220,7 @@ class Checks:
     """The checks of one node: which records it has seen, and which peers of the run it knows by them."""
 
     rules: Rules
+    offence: Offence = no_offence
     friends: set[str] = field(default_factory=set)
     """The peers to which this node itself has gone."""
     costs: Costs = field(init=False)
@@ -209,14 +237,19 @@ class Checks:
         return source in self.friends or self.members.get(source, 0.0) > unix_time()
 
     async def valid(self, entries: Sequence[DhtEntry], source: str) -> list[DhtEntry]:
-        """Select the entries that are valid. New ones are checked as far as their source may cost checks."""
+        """Select the entries that are valid. New ones are checked as far as their source may cost checks; signatures of
+        cards beside their own are owed. A peer of the run has checked what it passes on: for what cannot be valid
+        anywhere it is reported; a stranger pays for as many signatures as a record can have."""
         now = unix_time()
         plausible = {digest(each): each for each in entries if is_plausible(each, now)}
         new = [each for key, each in plausible.items() if key not in self.verified and self.costs.spend(source, 1.0)]
         if new:
-            judged = asyncio.get_running_loop().run_in_executor(self.worker, _valid, self.rules, new, now)
-            for each in await judged:
+            judged = await asyncio.get_running_loop().run_in_executor(self.worker, _judge, self.rules, new)
+            self.costs.charge(source, judged.signatures - len(new))
+            for each in judged.valid:
                 self._note(each)
+            if judged.error is not None and self.members.get(source, 0.0) > now:
+                self.offence(source, judged.error)
         return [each for key, each in plausible.items() if key in self.verified]
 
     def holds(self, entry: DhtEntry) -> bool:
@@ -237,11 +270,26 @@ class Checks:
             self.members = {peer: until for peer, until in self.members.items() if until > now}
 
 
-def _valid(rules: Rules, entries: Iterable[DhtEntry], now: float) -> list[DhtEntry]:
-    """Select the valid entries, on the thread for it, which lets others go on after each."""
-    valid = []
+@dataclass(slots=True)
+class Judged:
+    """The outcome of checking entries: those that are valid, the number of signatures that were checked, at least one
+    for each entry, and the error of one that is valid nowhere, if there is one."""
+
+    valid: list[DhtEntry] = field(default_factory=list)
+    signatures: int = 0
+    error: FormatError | None = None
+
+
+def _judge(rules: Rules, entries: Iterable[DhtEntry]) -> Judged:
+    """Check entries, on the thread for it, which lets others go on after each."""
+    judged = Judged()
     for each in entries:
-        if is_valid(rules, *each, now):
-            valid.append(each)
+        try:
+            judged.signatures += max(1, require_valid(rules, each))
+            judged.valid.append(each)
+        except FormatError as error:
+            judged.signatures += SIGNATURES_OF_A_MESSAGE
+            if not isinstance(error, FallenError):
+                judged.error = error
         time.sleep(0)
-    return valid
+    return judged

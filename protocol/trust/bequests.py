@@ -87,12 +87,11 @@ def read_bequest(data: bytes, authority: Authority) -> Bequest:
     Raises:
         FormatError: the signature does not hold, or the giver was not admitted as a volunteer.
     """
-    giver, fields = signed.read_signed(data, KIND)
+    giver, fields, card = authority.read_signed(data, KIND)
     match fields:
-        case [authority.run, str(heir), int(number), bytes(digest), int(size), bytes(signed_card)] if (
+        case [_, str(heir), int(number), bytes(digest), int(size), _] if (
             1 <= number < 2**31 and len(digest) == 32 and size >= 0
         ):
-            card = authority.admitted(giver, signed_card)
             if card.role != "volunteer":
                 raise FormatError(f"peer {giver[-8:]} was not admitted as a volunteer, and has nothing to hand over")
             return Bequest(giver, PeerId(heir), number, card.stage, digest.hex(), size)

@@ -13,7 +13,6 @@ import datetime
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 
 import base58
 from cryptography import x509
@@ -22,6 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from cryptography.x509.oid import NameOID
 
+from protocol.digest_cache import DigestCache
 from protocol.errors import FormatError
 from protocol.identity import NO_PEER, PeerId
 from protocol.trust.keys import Identity, peer_id_of
@@ -29,8 +29,14 @@ from protocol.trust.keys import Identity, peer_id_of
 REQUEST_BYTES = 4096
 """The longest signing request; one for a P-256 key takes some 300 bytes."""
 
+PEER_CHARACTERS = 64
+"""The longest name of an issuer that is read as a peer's id."""
+
 CERTIFICATE_BYTES = 4096
 """The longest certificate, in DER; one takes some 600 bytes."""
+
+READ_KEPT = 1024
+"""The certificates of which it is remembered whom they name."""
 
 SLACK_SECONDS = 3600
 """The time before it is made from which a certificate is valid: clocks differ."""
@@ -104,7 +110,9 @@ def certify(
     return _pem(numbered.sign(issuer.key, _SHA256, ecdsa_deterministic=True))
 
 
-@lru_cache(1024)
+READ: DigestCache[Caller] = DigestCache(READ_KEPT)
+
+
 def read_certificate(pem: bytes) -> Caller:
     """Read whom a certificate names (the first, if it is a chain). TLS has checked it before, if it comes from a
     channel.
@@ -113,8 +121,12 @@ def read_certificate(pem: bytes) -> Caller:
         FormatError: it is none.
     """
     _require_short(pem)
-    with _refused("not a certificate"):
-        return _caller(x509.load_pem_x509_certificate(pem))
+    caller = READ.get(pem)
+    if caller is None:
+        with _refused("not a certificate"):
+            caller = _caller(x509.load_pem_x509_certificate(pem))
+        READ.put(pem, caller)
+    return caller
 
 
 def public_key(pem: bytes) -> bytes:
@@ -209,7 +221,7 @@ def _caller(certificate: x509.Certificate) -> Caller:
     except (x509.ExtensionNotFound, x509.DuplicateExtension):
         certifies = False
     issuers = [str(each.value) for each in certificate.issuer.get_attributes_for_oid(NameOID.COMMON_NAME)]
-    issuer = PeerId(issuers[0] if len(issuers) == 1 else "")
+    issuer = PeerId(issuers[0] if len(issuers) == 1 and len(issuers[0]) <= PEER_CHARACTERS else "")
     return Caller(peer_id_of(key), certificate.not_valid_after_utc.timestamp(), certifies, issuer)
 
 

@@ -1,7 +1,8 @@
 """Cards: the operator's signed word that a key has a place in the run; and who reads and who shows them.
 
 A gateway (another node of the operator's) may give out cards, too; each then carries the gateway's own card, which the
-operator signed. Only the operator itself can make gateways, and revoke: with a gateway fall the cards that it gave.
+operator signed. Only the operator itself can make gateways, and revoke: with a gateway fall the cards that it gave. So
+there is one level of gateways, which is seen before a signature is checked.
 """
 
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any, Literal, get_args
 
 from protocol.errors import FormatError
 from protocol.identity import NO_PEER, PeerId, RunId, contributes_to
+from protocol.limits import CARD_BYTES
 from protocol.trust import signed
 from protocol.trust.keys import Identity
 
@@ -45,6 +47,11 @@ class Card:
         return self.authors(part) and not self.on_trial
 
 
+class FallenError(FormatError):
+    """The operator has taken out the gateway that let a peer in. Who has not heard of that yet still believes the
+    peer's card, and passes on what it came with."""
+
+
 @dataclass(frozen=True, slots=True)
 class Authority:
     """The authority of a run, by whose word peers are admitted. `fallen` tells whether the operator has taken a gateway
@@ -70,29 +77,88 @@ class Authority:
         """Check the card that a peer shows to take part.
 
         Raises:
-            FormatError: it does not hold any longer, or is another's.
+            FormatError: it does not hold any longer (`FallenError`), or is another's.
         """
         card = self.admitted(signer, data)
-        if card.issuer and self.fallen(card.issuer):
-            raise FormatError(f"the operator has taken out the gateway that let peer {signer[-8:]} in")
+        self.require_standing(card)
         return card
+
+    def require_standing(self, card: Card) -> None:
+        """Check that the gateway that gave a card, if one did, has not been taken out.
+
+        Raises:
+            FallenError: it has.
+        """
+        if card.issuer and self.fallen(card.issuer):
+            raise FallenError(f"the operator has taken out the gateway that let peer {card.peer[-8:]} in")
 
     def read(self, data: bytes) -> Card:
         """Check the signatures of a card.
 
         Raises:
-            FormatError: the signature does not hold, it is of another run, or of nobody who may admit.
+            FormatError: a signature does not hold, it is of another run, or of nobody who may admit.
         """
-        issuer, fields = signed.read_signed(data, KIND)
+        card, chain = self._claimed(data)
+        for each in chain:
+            signed.verify_signature(each)
+        return card
+
+    def read_signed(self, data: bytes, kind: str) -> tuple[PeerId, list[Any], Card]:
+        """Check a message of a kind, whose first field is the run's id and whose last is its signer's card. Returns who
+        signed it, its fields, which are still to be checked, and the card.
+
+        What the message and its cards claim is looked at first, so that one that cannot hold costs no check of a
+        signature; any other costs `SIGNATURES_OF_A_MESSAGE` at most.
+
+        Raises:
+            FormatError: it is malformed, of another kind or run, or its signer was not admitted.
+        """
+        signer, fields, card, chain = self._message(data, kind)
+        for each in (*chain, data):
+            signed.verify_signature(each)
+        return signer, fields, card
+
+    def unchecked(self, data: bytes, kind: str) -> int:
+        """Count the signatures of a message that would have to be checked to read it: what reading it costs. A message
+        that cannot hold takes none."""
+        try:
+            _, _, _, chain = self._message(data, kind)
+        except FormatError:
+            return 0
+        return sum(not signed.is_verified(each) for each in (*chain, data))
+
+    def _message(self, data: bytes, kind: str) -> tuple[PeerId, list[Any], Card, tuple[bytes, ...]]:
+        """Read what a message and its signer's cards claim. **Nothing of it is checked yet.**"""
+        signer, fields = signed.claimed(data, kind)
+        match fields:
+            case [self.run, *_, bytes(card_data)]:
+                card, chain = self._claimed(card_data)
+                if card.peer != signer:
+                    raise FormatError(f"peer {signer[-8:]} signed with another's card")
+                return signer, fields, card, chain
+        raise FormatError(f"peer {signer[-8:]} signed no {kind} of this run")
+
+    def _claimed(self, data: bytes) -> tuple[Card, tuple[bytes, ...]]:
+        """Read what a card claims. Returns it, and the signed cards to check: its gateway's, if it has one, and its
+        own. **Nothing of it is checked yet.**"""
+        if len(data) > CARD_BYTES:
+            raise FormatError(f"a card of {len(data)} bytes, where {CARD_BYTES} are allowed")
+        issuer, card, by = self._level(data)
+        if issuer == self.operator and not by:
+            return card, (data,)
+        if by and card.role != "gateway":
+            gateway_issuer, gateway, above = self._level(by)
+            if (gateway_issuer, gateway.role, gateway.peer, above) == (self.operator, "gateway", issuer, b""):
+                return replace(card, issuer=issuer), (by, data)
+        raise FormatError(f"the card of {card.peer} is signed by nobody who may admit")
+
+    def _level(self, data: bytes) -> tuple[PeerId, Card, bytes]:
+        """Read one card. Returns who would have signed it, what it says, and the bytes of that peer's own card."""
+        issuer, fields = signed.claimed(data, KIND)
         card, run, by = _parse(fields)
         if run != self.run:
             raise FormatError(f"the card of {card.peer} is of another run")
-        if issuer == self.operator:
-            return card
-        gateway = self.read(by) if by else None
-        if gateway is None or gateway.role != "gateway" or gateway.peer != issuer or card.role == "gateway":
-            raise FormatError(f"the card of {card.peer} is signed by nobody who may admit")
-        return replace(card, issuer=issuer)
+        return issuer, card, by
 
 
 @dataclass(slots=True)

@@ -1,10 +1,12 @@
 """Proofs: what authors and holders sign about contributions, and the operator about authors. Each carries its signer's
 card."""
 
+from collections.abc import Callable
 from typing import Any
 
 from protocol.errors import FormatError
 from protocol.identity import ContributionName, Part, PeerId
+from protocol.limits import PROOF_BYTES
 from protocol.outer.ledger import Entry, Revocation
 from protocol.trust import signed
 from protocol.trust.keys import Identity
@@ -33,12 +35,24 @@ def claimed(proof: bytes, authority: Authority) -> Entry:
     Raises:
         FormatError: it is no proof of this run.
     """
+    if len(proof) > PROOF_BYTES:
+        raise FormatError(f"a contribution's proof of {len(proof)} bytes, where {PROOF_BYTES} are allowed")
     author, fields = signed.claimed(proof, CONTRIBUTION)
-    return _entry(proof, author, fields, authority)[0]
+    return _entry(proof, author, fields, authority)
 
 
-def read_entry(proof: bytes, receipts: list[bytes], authority: Authority) -> Entry:
-    """Check an entry that another peer passed on. Receipts that are not for it, or do not hold, are left out.
+def ignore(error: FormatError) -> None:
+    """Pass over an error."""
+
+
+def read_entry(
+    proof: bytes,
+    receipts: list[bytes],
+    authority: Authority,
+    on_false_receipt: Callable[[FormatError], None] = ignore,
+) -> Entry:
+    """Check an entry that another peer passed on. Receipts of peers that could not contribute to the part are left out.
+    So are those that are not for it, or do not hold, of which `on_false_receipt` is told.
 
     Raises:
         FormatError: the author's signature does not hold, or its contributions to this part do not count.
@@ -47,7 +61,11 @@ def read_entry(proof: bytes, receipts: list[bytes], authority: Authority) -> Ent
     if author.on_trial:
         raise FormatError(f"peer {author.peer[-8:]} is on trial: what it contributes does not count yet")
     for receipt in receipts:
-        holder = _holder(receipt, entry, authority)
+        try:
+            holder = _holder(receipt, entry, authority)
+        except FormatError as error:
+            on_false_receipt(error)
+            continue
         if holder is not None:
             entry.receipts[holder] = receipt
     return entry
@@ -64,37 +82,36 @@ def read_trial(proof: bytes, authority: Authority) -> Entry | None:
 
 
 def _contribution(proof: bytes, authority: Authority) -> tuple[Entry, Card]:
-    author, fields = signed.read_signed(proof, CONTRIBUTION)
-    entry, card = _entry(proof, author, fields, authority)
-    owner = authority.admitted(author, card)
+    author, fields, owner = authority.read_signed(proof, CONTRIBUTION)
+    entry = _entry(proof, author, fields, authority)
     if not owner.authors(entry.name.part):
         raise FormatError(f"peer {author[-8:]} has no place that contributes to {entry.name.part[:40]}")
     entry.slot, entry.issuer = owner.slot, owner.issuer
     return entry, owner
 
 
-def _entry(proof: bytes, author: PeerId, fields: list[Any], authority: Authority) -> tuple[Entry, bytes]:
-    """Read the fields of a contribution's proof. Returns the entry, and the card among them."""
+def _entry(proof: bytes, author: PeerId, fields: list[Any], authority: Authority) -> Entry:
+    """Read the fields of a contribution's proof."""
     match fields:
-        case [authority.run, str(part), int(round), bytes(digest), int(size), bytes(card)] if (
+        case [authority.run, str(part), int(round), bytes(digest), int(size), bytes(_)] if (
             len(digest) == 32 and 1 <= round < 2**31 and size >= 0 and part.isprintable()
         ):
-            return Entry(ContributionName(Part(part), round, author), digest.hex(), size, proof), card
+            return Entry(ContributionName(Part(part), round, author), digest.hex(), size, proof)
     raise FormatError(f"peer {author[-8:]} signed a contribution with other fields than a contribution's")
 
 
 def _holder(receipt: bytes, entry: Entry, authority: Authority) -> PeerId | None:
-    """The peer that signed a receipt for this entry, if it holds; only peers that could contribute to the part
-    themselves are asked for receipts."""
+    """The peer that signed a receipt for this entry; None if that says nothing, as the peer could not contribute to the
+    part itself.
+
+    Raises:
+        FormatError: the receipt does not hold, or is for another entry.
+    """
     name = entry.name
-    try:
-        holder, fields = signed.read_signed(receipt, RECEIPT)
-        expected: list[Any] = [authority.run, name.part, name.round, name.author, bytes.fromhex(entry.sha256)]
-        if fields[:-1] != expected or not isinstance(fields[-1], bytes):
-            return None
-        card = authority.admitted(holder, fields[-1])
-    except FormatError:
-        return None
+    expected: list[Any] = [authority.run, name.part, name.round, name.author, bytes.fromhex(entry.sha256)]
+    if len(receipt) > PROOF_BYTES or signed.claimed(receipt, RECEIPT)[1][:-1] != expected:
+        raise FormatError(f"{name}: it came with what is no receipt for it")
+    holder, _, card = authority.read_signed(receipt, RECEIPT)
     return holder if card.may_author(name.part) else None
 
 

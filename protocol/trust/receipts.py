@@ -116,16 +116,16 @@ def read_receipt(data: bytes, authority: Authority) -> Receipt:
         raise FormatError(f"a receipt of {len(data)} bytes, where {MOST_BYTES} are allowed")
     start = len(COUNTED) + 1 + SIGNATURE_BYTES + PUBLIC_BYTES
     counted = data[:start].endswith(COUNTED.encode() + b"\0")
-    signer, fields = signed.read_signed(data, COUNTED if counted else WORK)
-    if not fields or fields[0] != authority.run:
-        raise FormatError(f"the receipt of peer {signer[-8:]} is of another run")
-    receipt = (_counted if counted else _work)(signer, fields, authority)
+    signer, fields, card = authority.read_signed(data, COUNTED if counted else WORK)
+    if card.on_trial:
+        raise FormatError(f"peer {signer[-8:]} was on trial when it signed")
+    receipt = (_counted if counted else _work)(signer, fields, card)
     if receipt.receiver == signer:
         raise FormatError(f"peer {signer[-8:]} signed a receipt for itself")
     return receipt
 
 
-def _work(signer: PeerId, fields: list[Any], authority: Authority) -> Work:
+def _work(signer: PeerId, fields: list[Any], card: Card) -> Work:
     match fields:
         case [
             str(_),
@@ -138,7 +138,7 @@ def _work(signer: PeerId, fields: list[Any], authority: Authority) -> Work:
             int(forward),
             int(backward),
             int(tokens),
-            bytes(signed_card),
+            _,
         ] if (
             _is_peer(receiver)
             and _is_peer(replica)
@@ -147,10 +147,9 @@ def _work(signer: PeerId, fields: list[Any], authority: Authority) -> Work:
             and 1 <= attempts < 2**31
             and all(0 <= each < MOST for each in (since, forward, backward, tokens))
         ):
-            card = _taking_part(signer, signed_card, authority)
+            beside = card.stage
         case _:
             raise FormatError(f"peer {signer[-8:]} signed a receipt with other fields than one of work has")
-    beside = card.stage
     if card.role != "volunteer" or abs(beside - stage) != 1:
         raise FormatError(f"peer {signer[-8:]} is no neighbour of stage {stage}")
     if (stage == 0 and replica != receiver) or (beside == 0 and replica != signer):
@@ -159,28 +158,19 @@ def _work(signer: PeerId, fields: list[Any], authority: Authority) -> Work:
     return Work(signer, PeerId(receiver), round, ReplicaId(replica), stage, beside, *counts)
 
 
-def _counted(signer: PeerId, fields: list[Any], authority: Authority) -> CountedReceipt:
+def _counted(signer: PeerId, fields: list[Any], card: Card) -> CountedReceipt:
     match fields:
-        case [str(_), str(receiver), int(round), str(part), bytes(digest), int(steps), bytes(signed_card)] if (
+        case [_, str(receiver), int(round), str(part), bytes(digest), int(steps), _] if (
             _is_peer(receiver) and 1 <= round < 2**31 and len(digest) == 32 and 1 <= steps < 2**31
         ):
-            card = _taking_part(signer, signed_card, authority)
-        case _:
-            raise FormatError(f"peer {signer[-8:]} signed a receipt with other fields than one of a contribution has")
-    if not card.may_author(part):
-        raise FormatError(f"peer {signer[-8:]} has no place that contributes to {part[:40]!r}")
-    return CountedReceipt(signer, PeerId(receiver), round, Part(part), digest.hex(), steps)
+            if not card.may_author(part):
+                raise FormatError(f"peer {signer[-8:]} has no place that contributes to {part[:40]!r}")
+            return CountedReceipt(signer, PeerId(receiver), round, Part(part), digest.hex(), steps)
+    raise FormatError(f"peer {signer[-8:]} signed a receipt with other fields than one of a contribution has")
 
 
 def _is_peer(name: str) -> bool:
     return 1 <= len(name) <= 64 and name.isprintable()
-
-
-def _taking_part(signer: PeerId, signed_card: bytes, authority: Authority) -> Card:
-    card = authority.admitted(signer, signed_card)
-    if card.on_trial:
-        raise FormatError(f"peer {signer[-8:]} was on trial when it signed")
-    return card
 
 
 @dataclass(frozen=True, slots=True)

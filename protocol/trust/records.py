@@ -25,13 +25,13 @@ from pydantic import (
 
 from protocol.errors import FormatError
 from protocol.identity import NO_PEER, Part, PeerId, ReplicaId, RunId
-from protocol.limits import RECORD_BYTES, RECORD_SECONDS, RELAYS_NAMED
+from protocol.limits import PARTS_BESIDE_STAGES, RECORD_BYTES, RECORD_SECONDS, RELAYS_NAMED
 from protocol.manifest import Manifest
 from protocol.manifest_tables import MOST_STAGES
 from protocol.outer.history import Claim
 from protocol.outer.phases import RunPhase
 from protocol.trust import signed
-from protocol.trust.membership_card import Authority, Role, Signer
+from protocol.trust.membership_card import Authority, Card, Role, Signer
 
 RECORD, STATEMENT = "record", "statement"
 
@@ -141,12 +141,12 @@ def read_record(data: object, owner: str, authority: Authority) -> PeerRecord:
     """
     if not isinstance(data, bytes) or len(data) > RECORD_BYTES:
         raise FormatError(f"the record of {owner} is not {RECORD_BYTES} bytes at most")
-    signer, fields = signed.read_signed(data, RECORD)
+    signer, fields, card = authority.read_signed(data, RECORD)
     if signer != owner:
         raise FormatError(f"peer {signer[-8:]} signed a record of {owner}")
     match fields:
-        case [authority.run, bytes(packed), bytes(card)]:
-            return unpack_record(packed, signer, card, authority)
+        case [_, bytes(packed), _]:
+            return unpack_record(packed, card, authority)
     raise FormatError(f"peer {signer[-8:]} signed no record of this run")
 
 
@@ -189,13 +189,17 @@ def pack_record(record: PeerRecord) -> bytes:
     return packed
 
 
-def unpack_record(packed: bytes, signer: PeerId, card: bytes, authority: Authority) -> PeerRecord:
-    """Check a record that came with its signer's card, in a message whose signature holds.
+def unpack_record(packed: bytes, place: Card, authority: Authority) -> PeerRecord:
+    """Check a record that came in a message of the peer that has a `place`, by its card; both signatures hold.
 
     Raises:
-        FormatError: the signer was not admitted, or as another than it says; the record is malformed or another's.
+        FormatError: the place is none any more, or another than it says; the record is too long, malformed or
+            another's.
     """
-    place = authority.admitted_now(signer, card)
+    authority.require_standing(place)
+    signer = place.peer
+    if len(packed) > RECORD_BYTES:
+        raise FormatError(f"the record of {signer} is not {RECORD_BYTES} bytes at most")
     try:
         record = PeerRecord.model_validate(msgpack.unpackb(packed, max_array_len=max(RELAYS_NAMED, MOST_STAGES)))
     except ValidationError as error:
@@ -250,10 +254,10 @@ def read_statement(data: bytes, authority: Authority) -> Statement:
     Raises:
         FormatError: it is malformed, of another run, or its record is none that its signer may tell.
     """
-    signer, fields = signed.read_signed(data, STATEMENT)
+    signer, fields, card = authority.read_signed(data, STATEMENT)
     match fields:
-        case [authority.run, bytes(packed), dict(told), bytes(card)] if len(told) <= 1024:
-            record = unpack_record(packed, signer, card, authority)
+        case [_, bytes(packed), dict(told), _] if len(told) <= MOST_STAGES + PARTS_BESIDE_STAGES:
+            record = unpack_record(packed, card, authority)
             trains = bool(record.replica) and not record.on_trial
             return Statement(record, {Part(str(part)): _claims(each, signer, trains) for part, each in told.items()})
     raise FormatError(f"peer {signer[-8:]} made no statement of this run")
@@ -304,6 +308,12 @@ class Register:
             raise FormatError(f"the record of {owner} lies under another peer's key")
         require_rounds(record, self.manifest)
         return expiration(record)
+
+    def signatures(self, value: object) -> int:
+        """Count the signatures that checking a value takes now: those of cards that are known take none."""
+        if not isinstance(value, bytes) or len(value) > RECORD_BYTES:
+            return 0
+        return self.authority.unchecked(value, RECORD)
 
     def read(self, found: Mapping[str, object]) -> tuple[PeerRecord, ...]:
         """Select the valid records among what was found in the DHT, by peer id."""

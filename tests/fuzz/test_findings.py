@@ -60,7 +60,7 @@ def test_lists_within_lists_in_a_snapshots_header_are_refused_unread():
 
 def test_a_malformed_record_is_refused_in_one_line():
     with pytest.raises(FormatError) as refused:
-        unpack_record(msgpack.packb({"peer_id": 1, "a\nb": 2}), AUTHOR.peer_id, card(AUTHOR), AUTHORITY)
+        unpack_record(msgpack.packb({"peer_id": 1, "a\nb": 2}), AUTHORITY.read(card(AUTHOR)), AUTHORITY)
     assert len(str(refused.value).splitlines()) == 1
 
 

@@ -75,7 +75,7 @@ def read_descriptor(data: bytes) -> run_files.Descriptor:
 
 def unpack_record(data: bytes) -> records.PeerRecord:
     """Its signer's card holds."""
-    return records.unpack_record(data, AUTHOR.peer_id, card(AUTHOR), AUTHORITY)
+    return records.unpack_record(data, AUTHORITY.read(card(AUTHOR)), AUTHORITY)
 
 
 # Contributions and what they are made of

@@ -23,6 +23,9 @@ class NoRules:
     def expiration(self, key: str, subkey: str, value: object) -> float:
         raise AssertionError
 
+    def signatures(self, value: object) -> int:
+        return 1
+
 
 @dataclass
 class Libp2pNode:

@@ -16,7 +16,7 @@ import msgpack
 from protocol.errors import UnreachableError
 from protocol.identity import PeerId
 from protocol.net.dht import ATTACH_AGAIN_SECONDS
-from protocol.net.dht_checks import Rules, is_valid
+from protocol.net.dht_checks import Offence, Rules, is_valid, no_offence
 from tests.world.loop import HOST
 from tests.world.network import Network
 
@@ -145,6 +145,7 @@ class Directory:
         bootstraps: Sequence[str] = (),
         hidden: bool = False,
         say: Callable[[str], None] = lambda said: None,
+        offence: Offence = no_offence,
     ) -> DhtNode:
         """`protocol.net.dht.start`."""
         process = HOST.get()

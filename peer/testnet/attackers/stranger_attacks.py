@@ -20,12 +20,14 @@ import msgpack
 
 from protocol.addresses import split
 from protocol.errors import HetpeerError
+from protocol.identity import RunId
 from protocol.limits import RECORD_SECONDS
 from protocol.net.dht import Dht, start
 from protocol.net.tasks import Children, apart
 from protocol.net.tls_probe import anybody
 from protocol.trust import signed
-from protocol.trust.keys import load_or_create
+from protocol.trust.keys import PUBLIC_BYTES, SIGNATURE_BYTES, Identity, load_or_create
+from protocol.trust.membership_card import Card, issue
 from protocol.trust.records import RECORD, Register
 
 CONNECTIONS = 12
@@ -182,18 +184,31 @@ async def meet(folder: Path, nodes: Sequence[str], register: Register) -> Dht | 
         return None
 
 
+def _forged(me: Identity, run: RunId, records: Sequence[bytes]) -> tuple[bytes, bytes]:
+    """Make a record with a card that claims to be the operator's, whose key stands in others' cards. Returns what is
+    before the card's signature and what is behind it: only checking that signature shows that it is none."""
+    public = me.public
+    for card in (signed.claimed(each, RECORD)[1][-1] for each in records):
+        public = card[SIGNATURE_BYTES : SIGNATURE_BYTES + PUBLIC_BYTES]
+    own = issue(me, run, Card(me.peer_id, "volunteer", 0, 0))
+    card = own[:SIGNATURE_BYTES] + public + own[SIGNATURE_BYTES + PUBLIC_BYTES :]
+    before, _, after = signed.sign(me, RECORD, [run, os.urandom(300), card]).partition(card)
+    return before, card[SIGNATURE_BYTES:] + after
+
+
 async def dht(here: Dht, folder: Path, register: Register) -> None:
     """Store what is no peer's record at every node that can be found, as fast as it is answered."""
     me = load_or_create(folder / "stranger")
-    body = signed.sign(me, RECORD, [register.authority.run, os.urandom(300), b""])
     key = register.keys[0]
     name = type(here.node.node_id).generate(key)
     found = await here.read(key)
     records = {owner: value for owner, value in found.items() if isinstance(value, bytes)}
+    before, after = _forged(me, register.authority.run, list(records.values()))
 
     async def trouble(target: Any) -> None:
         for turn in count():
-            junk = [bytes(msgpack.packb(body[:-8] + os.urandom(8))) for _ in range(SIGNATURES)]
+            signatures = [os.urandom(SIGNATURE_BYTES) for _ in range(SIGNATURES)]
+            junk = [bytes(msgpack.packb(before + signature + after)) for signature in signatures]
             await _store(here, target, name, me.peer_id, junk)
             if turn % EVERY_LARGE == 0:
                 await _store(here, target, name, me.peer_id, [bytes(LARGE_BYTES)])

@@ -1,7 +1,7 @@
 """What one peer may cost another, over real sockets: counted by what its messages hold, not by how many they are."""
 
 import asyncio
-import os
+import tracemalloc
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from random import Random
@@ -33,11 +33,14 @@ from protocol.net.lenient import AnyBytes
 from protocol.net.tasks import Turns
 from protocol.outer.ledger import Entry
 from protocol.schemas import reconciliation_pb2 as pb
-from protocol.schemas import reconciliation_pb2_grpc
-from protocol.trust.membership_card import Authority
-from protocol.trust.proofs import read_trial, sign_contribution
-from protocol.trust.records import PeerRecord
-from tests.reference.loopback_peers import LoopbackPeer, Village, village
+from protocol.schemas import reconciliation_pb2_grpc, succession_pb2, succession_pb2_grpc
+from protocol.trust.bequests import Bequest, Handovers, sign_bequest
+from protocol.trust.keys import Identity
+from protocol.trust.membership_card import Authority, Card, Signer, issue
+from protocol.trust.proofs import read_trial, sign_contribution, sign_receipt
+from protocol.trust.records import PeerRecord, make_statement
+from tests.reference.admitted import identity
+from tests.reference.loopback_peers import RUN, LoopbackPeer, Village, village
 from tests.reference.small_manifest import small_manifest
 from tests.reference.waiting import until
 
@@ -177,9 +180,11 @@ def test_of_one_name_more_versions_than_void_each_other_are_not_checked(tmp_path
 def test_what_a_message_holds_is_taken_from_the_allowance_and_who_has_none_left_is_no_offender(tmp_path: Path):
     async def scene(made: Village) -> None:
         _, b, liar = made.peers
+        follower, entry = await made.join("follower", 1), signed(liar, 1)
+        claimed = sign_contribution(liar.signer, EMBEDDING, 1, f"{0:064x}", 10)
+        many = [pb.Entry(proof=entry.proof, receipts=[sign_receipt(follower.signer, claimed)] * 2)] * ENTRIES_NAMED
         answers, before = [], checked(b)
-        for first in range(0, 100 * ENTRIES_NAMED, ENTRIES_NAMED):
-            many = [garbled(liar, first + number) for number in range(ENTRIES_NAMED)]
+        for _ in range(100):  # of a contribution whose bytes never come, with receipts that say nothing
             answers.append(await tell(liar, b, entries=many))
         heard = [each for each in answers if not each]
         assert 0 < len(heard) < CALLS_SAVED / ENTRIES_NAMED
@@ -190,10 +195,133 @@ def test_what_a_message_holds_is_taken_from_the_allowance_and_who_has_none_left_
     play(tmp_path, scene)
 
 
-def garbled(author: LoopbackPeer, number: int) -> pb.Entry:
-    """An entry that has to be checked, and says nothing new."""
-    entry = signed(author, 1, 0)
-    return pb.Entry(proof=entry.proof, receipts=[os.urandom(200), os.urandom(200 + number % 2)])
+# Hostile cards, and what is passed on unchecked
+
+
+def nested(most: int) -> tuple[bytes, Identity]:
+    """A card of `most` bytes at most that a chain of gateways has given, none of which is one, and whose it is."""
+    made, number = b"", 0
+    while True:
+        giver, holder = (identity(f"level {number + more}") for more in (0, 1))
+        longer = issue(giver, RUN, Card(holder.peer_id, "gateway", 0, 0), made)
+        if len(longer) > most:
+            return made, giver
+        made, number = longer, number + 1
+
+
+@pytest.mark.parametrize("way", ["Tell", "receipts", "Compare", "Bequeath", "an honest card, a garbled receipt"])
+def test_who_passes_on_a_card_or_receipt_that_cannot_hold_has_broken_the_protocol_and_leaves_nothing_behind(
+    tmp_path: Path, way: str
+):
+    """One name made 21 calls with cards of 95 gateways each, which cost three peers 72 to 88 MB and it nothing."""
+    deep, who = nested(20_000)
+
+    async def hostile_call(made: Village, number: int) -> None:
+        a, b, liar = made.peers
+        signer = Signer(who, liar.signer.authority, deep)
+        entry = sign_contribution(a.signer, EMBEDDING, 1, "ab" * 32, 10)
+        match way:
+            case "Tell":
+                proof = sign_contribution(signer, EMBEDDING, 1, f"{number:064x}", 10).proof
+                await tell(liar, b, entries=[pb.Entry(proof=proof)])
+            case "receipts":
+                await tell(liar, b, entries=[pb.Entry(proof=entry.proof, receipts=[sign_receipt(signer, entry)])])
+            case "Compare":
+                record = liar.outer.discovery.record.model_copy(update={"peer_id": who.peer_id, "round": number})
+                await call(liar, b, "Compare", pb.Comparison(statement=make_statement(signer, record, {})))
+            case "Bequeath":
+                offer = Bequest(who.peer_id, PeerId(b.id), number + 1, 0, "ef" * 32, 10)
+                await bequeath_from(liar, b, sign_bequest(signer, offer))
+            case _:
+                others = sign_contribution(a.signer, EMBEDDING, 1, "cd" * 32, 10)
+                receipts = [sign_receipt(liar.signer, others)]
+                await tell(liar, b, entries=[pb.Entry(proof=entry.proof, receipts=receipts)])
+
+    async def scene(made: Village) -> None:
+        _, b, liar = made.peers
+        b.handover.handovers = Handovers()
+        await hostile_call(made, 0)
+        await until(lambda: bool(avoided(b, liar)))
+        tracemalloc.start()
+        before, _ = tracemalloc.get_traced_memory()
+        for number in range(1, 21):
+            b.outer.reconciler.bans.offenders.clear()  # as if each came when the time for the last was over
+            await hostile_call(made, number)
+        await until(lambda: not b.outer.reconciler.learning)
+        after, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert after - before < 2 * 2**20
+
+    play(tmp_path, scene)
+
+
+def test_the_receipt_of_a_peer_that_could_not_contribute_to_the_part_itself_says_nothing_and_is_no_offence(
+    tmp_path: Path,
+):
+    """Whoever follows a part signs what it has accepted of it, the embedding at a later stage, too."""
+
+    async def scene(made: Village) -> None:
+        a, b, honest = made.peers
+        follower = await made.join("follower", 1)
+        entry = sign_contribution(a.signer, EMBEDDING, 1, "ab" * 32, 10)
+        await tell(honest, b, entries=[pb.Entry(proof=entry.proof, receipts=[sign_receipt(follower.signer, entry)])])
+        await until(lambda: not b.outer.reconciler.learning)
+        assert not b.outer.reconciler.bans.offenders
+
+    play(tmp_path, scene)
+
+
+async def bequeath_from(liar: LoopbackPeer, other: LoopbackPeer, proof: bytes) -> None:
+    async with liar.outer.reconciler.contacts.to(other.outer.discovery.record) as channel:
+        stub = succession_pb2_grpc.SuccessionStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await stub.Bequeath(succession_pb2.Bequest(proof=proof), metadata=handshake(MANIFEST), timeout=30)
+
+
+def test_cards_that_are_not_known_are_charged_beside_what_they_came_with(tmp_path: Path):
+    """A gateway may let in as many names as it likes, and each of their messages takes a signature more."""
+    gateway = identity("gateway")
+
+    async def scene(made: Village) -> None:
+        _, b, liar = made.peers
+        by_operator = issue(made.operator, RUN, Card(gateway.peer_id, "gateway", 0, 0))
+        authors = [identity(f"name {number}") for number in range(ENTRIES_NAMED)]
+
+        def entry(author: Identity, slot: int) -> pb.Entry:
+            card = issue(gateway, RUN, Card(author.peer_id, "datacenter", 0, slot), by_operator)
+            signer = Signer(author, made.authority, card)
+            return pb.Entry(proof=sign_contribution(signer, EMBEDDING, 20, "ef" * 32, 10).proof)
+
+        guard, *_ = made.interceptors
+        assert isinstance(guard, Guard)
+        spent = []
+        for slot in (1, 1, 2):
+            before = left(guard, liar)
+            await tell(liar, b, entries=[entry(author, slot) for author in authors])
+            await until(lambda: not b.outer.reconciler.learning)
+            spent.append(before - left(guard, liar))
+        known, again, others = spent
+        assert known > others > again
+        assert others - again == ENTRIES_NAMED
+
+    play(tmp_path, scene)
+
+
+def left(guard: Guard, caller: LoopbackPeer) -> float:
+    """What a caller may still cost: the guard's clock stands still."""
+    known = guard.allowances.get(PeerId(caller.id))
+    return known.calls.left(0.0) if known is not None else CALLS_SAVED
+
+
+def test_an_entry_longer_than_its_proof_and_receipts_can_be_is_not_kept_until_its_turn(tmp_path: Path):
+    async def scene(made: Village) -> None:
+        _, b, liar = made.peers
+        entry = signed(liar, 1)
+        long = pb.Entry(proof=entry.proof, receipts=[bytes(100_000)])
+        assert "bytes of an entry" in await tell(liar, b, entries=[long])
+        await until(lambda: bool(avoided(b, liar)))
+
+    play(tmp_path, scene)
 
 
 def test_who_shows_none_of_what_it_has_named_has_broken_the_protocol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -266,6 +266,9 @@ class Numbers:
             raise FormatError("no number")
         return self.until
 
+    def signatures(self, value: object) -> int:
+        return 1
+
 
 def test_of_very_many_under_one_key_so_many_are_read(tmp_path: Path):
     rules = Numbers()

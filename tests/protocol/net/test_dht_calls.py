@@ -58,6 +58,9 @@ class Texts:
             raise FormatError("no text, or a bad one")
         return self.until
 
+    def signatures(self, value: object) -> int:
+        return 1
+
 
 KEY = Texts.keys[0]
 

@@ -116,7 +116,7 @@ def refused(data: bytes, why: str, verifier: Verifier = VERIFIER) -> None:
 
 def test_a_receipt_of_another_run_or_for_another_peer_does_not_hold():
     elsewhere = Signer(LEADER.identity, Authority(RunId("cd" * 32), OPERATOR.peer_id), LEADER.card)
-    refused(sign(elsewhere, work()), "another run")
+    refused(sign(elsewhere, work()), "of this run")
     refused(sign(LEADER, work(receiver=identity("other").peer_id)), "not peer")
 
 

@@ -15,6 +15,7 @@ from peer.testnet.attackers import name_attacks, stranger_attacks
 from peer.testnet.attackers.hostile_name import Name, as_bytes
 from peer.testnet.attackers.hostile_process import NAMELESS, attack_of, shared_out
 from peer.testnet.faults import CrowdKind
+from protocol.clock import unix_time
 from protocol.codec.contribution import decode
 from protocol.errors import FormatError
 from protocol.identity import Endpoint
@@ -25,7 +26,7 @@ from protocol.schemas import reconciliation_pb2 as pb
 from protocol.trust.keys import load_or_create
 from protocol.trust.membership_card import Authority, Card, Role, Signer, issue
 from protocol.trust.proofs import read_entry
-from protocol.trust.records import PeerRecord, Register, read_statement
+from protocol.trust.records import PeerRecord, Register, expiration, read_statement, sign
 from tests.reference.admitted import certified
 from tests.reference.loopback_peers import RUN, Village, village
 from tests.reference.small_manifest import small_manifest
@@ -219,8 +220,12 @@ def test_a_half_sent_call_is_begun_at_the_server_and_never_reaches_its_handler(t
 
 def test_a_stranger_has_many_signatures_checked_that_do_not_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(stranger_attacks, "SIGNATURES", 5)
-    authority = Authority(RUN, load_or_create(tmp_path / "operator").peer_id)
+    operator, member = (load_or_create(tmp_path / name) for name in ("operator", "member"))
+    authority = Authority(RUN, operator.peer_id)
     register, checked = Register(authority, MANIFEST), list[tuple[str, str]]()
+    signer = Signer(member, authority, issue(operator, RUN, Card(member.peer_id, "datacenter", 0, 0)))
+    now = int(unix_time() * 1000)
+    record = PeerRecord(peer_id=member.peer_id, address="h:1", role="datacenter", stage=0, slot=0, sequence=now)
 
     class Victim:
         """The rules of the run, which say to whose record each value was to belong, and why it may not lie there."""
@@ -234,8 +239,12 @@ def test_a_stranger_has_many_signatures_checked_that_do_not_hold(tmp_path: Path,
                 checked.append((owner, str(error)))
                 raise
 
+        def signatures(self, value: object) -> int:
+            return register.signatures(value)
+
     async def scene() -> str:
         victim = await dht.start(load_or_create(tmp_path / "victim"), "127.0.0.1", 0, Victim())
+        await victim.store(register.key(member.peer_id), member.peer_id, sign(signer, record), expiration(record))
         here = await stranger_attacks.meet(tmp_path, victim.addresses, register)
         assert here is not None
         attacking = asyncio.create_task(stranger_attacks.dht(here, tmp_path, register))
