@@ -25,6 +25,7 @@ from peer.network.attested import Attested
 from peer.network.bans import Bans
 from peer.network.blob_fetcher import BlobFetcher
 from peer.network.contacts import Contacts
+from peer.network.copies import Copies
 from peer.network.discovery import Discovery
 from peer.network.gossip import Reconciler
 from peer.network.gossip_service import ReconciliationService
@@ -117,6 +118,8 @@ async def joined(
     async with AsyncExitStack() as opened:  # what is opened last is closed first
         network = await _open(settings, identity, descriptor, place, opened, emit)
         network.discovery.tell(moves_to=moves_to)
+        copies = Copies(network.discovery, network.contacts, emit)
+        await copies.require_none()
         record = network.discovery.record
         reporter = Reporter(emit.status)
 
@@ -134,7 +137,7 @@ async def joined(
             settings.directory / "contributions", space.contribution_store(text.cache_bytes if text else 0)
         )
         shut_out: asyncio.Future[PeerId] = asyncio.get_running_loop().create_future()
-        reconciler = _reconciler(settings, place, network, contribution_store, shut_out)
+        reconciler = _reconciler(settings, place, network, contribution_store, shut_out, copies)
         workplace = Workplace(descriptor.manifest, settings.directory, place.card.stage, device, torch_thread, text)
         services = _services(workplace, network, reconciler, tasks)
         receipts = KeptReceipts(settings.directory / RECEIPTS, network.discovery.signer.authority)
@@ -157,6 +160,7 @@ async def joined(
                 lambda: stand_trial(network.discovery, ask_again, emit),
                 lambda: keep_a_slot(network.discovery, ask_again, emit),
                 network.ways.keep,
+                copies.watch,
             ),
             ask_node=ask_node,
             shut_out=shut_out,
@@ -253,6 +257,7 @@ def _reconciler(
     network: Network,
     contribution_store: ContributionStore,
     shut_out: asyncio.Future[PeerId],
+    copies: Copies,
 ) -> Reconciler:
     """What others contribute, and what this peer has of it. `shut_out` is done once the operator has taken out this
     peer, or the gateway that let it in; or has the error where something that counts cannot be kept."""
@@ -280,7 +285,7 @@ def _reconciler(
         trials={} if settings.audit else None,
     )
     attested = Attested(discovery.signer, bans, settings.directory, intake.has_revoked)
-    reconciler = Reconciler(manifest, discovery, network.contacts, intake, bans, attested)
+    reconciler = Reconciler(manifest, discovery, network.contacts, intake, bans, attested, copies.on_call)
     if isinstance(place, Admitted):
         attested.hear(place.attestation, place.node.peer_id)
     return reconciler

@@ -39,6 +39,8 @@ class Discovery:
     """The peers that did not answer, and the sequence number of the last record that each had told until then."""
     trips: dict[PeerId, float] = field(default_factory=dict)
     """The round trips to others, in seconds, as far as they were measured (`peer.network.contacts.timed`)."""
+    namesake: PeerRecord | None = None
+    """The newest record of this peer's own key that it has not published itself: a copy of its folder may run."""
     news: Notifier = field(default_factory=Notifier)
     objection: Callable[[PeerId], str] = lambda peer: ""
     """A function that tells why this peer does not talk to another; empty: it does. A peer that is avoided counts as
@@ -89,6 +91,13 @@ class Discovery:
             await self.read()
             await asyncio.sleep(read_seconds(len(self.records)))
 
+    async def own_record(self) -> PeerRecord | None:
+        """Read what lies in the DHT as the record of this peer's key; None: nothing valid."""
+        me = self.record.peer_id
+        found = await self.dht.read(self.register.key(me))
+        own = self.register.read({me: found[me]} if me in found else {})
+        return own[0] if own else None
+
     async def read(self) -> None:
         """Read the DHT once, and take what is newer than what is known."""
         for record in self.register.read(await self.dht.read_all()):
@@ -99,7 +108,11 @@ class Discovery:
         peer = record.peer_id
         known = self.records.get(peer)
         newer = known is None or record.sequence > known.sequence
-        if peer == self.record.peer_id or not (newer or in_person):
+        if peer == self.record.peer_id:
+            if record.sequence > self.record.sequence:
+                self.namesake = record
+            return
+        if not (newer or in_person):
             return
         if newer:
             self.records[peer] = record

@@ -3,7 +3,7 @@ themselves; and the messages in which they do, as values, with their bounds."""
 
 import asyncio
 import random
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -26,7 +26,7 @@ from peer.network.intake import Intake
 from peer.network.learning import Learner
 from peer.network.run_progress import KnownProgress
 from peer.network.witnesses import Witnesses
-from protocol.errors import FormatError, HetpeerError, PeerError
+from protocol.errors import FormatError, HetpeerError, PeerError, RefusedError
 from protocol.identity import Part, PeerId
 from protocol.layout import follows
 from protocol.limits import (
@@ -63,6 +63,8 @@ class Reconciler:
     intake: Intake
     bans: Bans
     attested: Attested
+    on_copy: Callable[[PeerRecord], None] = lambda record: None
+    """A function that hears of a caller with this peer's own key."""
     claims: dict[Part, list[Claim]] = field(default_factory=dict)
     """The claims of this peer about its own closed rounds."""
     said: tuple[tuple[bytes, PeerRecord, Claims], bytes] | None = None
@@ -112,11 +114,15 @@ class Reconciler:
 
         Raises:
             FormatError: it is none, or another's.
+            RefusedError: it is of this peer's own key: a copy of its folder was started.
         """
         heard = read_statement(said, self.intake.signer.authority)
         require_rounds(heard.record, self.manifest, (claim.folded for each in heard.claims.values() for claim in each))
         if heard.record.peer_id != speaker:
             raise FormatError(f"peer {speaker[-8:]} speaks for {heard.record.peer_id[-8:]}")
+        if speaker == self.discovery.record.peer_id:
+            self.on_copy(heard.record)
+            raise RefusedError("this peer runs already, with a copy of this folder")
         ledgers = self.intake.ledgers
         self.attested.look(speaker, {part: said for part, said in heard.claims.items() if part in ledgers})
         self.discovery.meet(heard.record, in_person=True)

@@ -15,7 +15,7 @@ from peer.network.gossip import (
     some_named,
     summary_of,
 )
-from protocol.errors import FormatError
+from protocol.errors import FormatError, RefusedError
 from protocol.identity import Part
 from protocol.limits import ENTRIES_NAMED, ENTRIES_OF_A_CALL, KEYS_OF_A_CALL
 from protocol.manifest import Manifest
@@ -121,6 +121,8 @@ class ReconciliationService(reconciliation_pb2_grpc.ReconciliationServicer):
         try:
             async with self.reconciler.intake.turns.of(speaker):
                 return self.reconciler.hear(said, speaker)
+        except RefusedError as error:
+            await refuse(context, str(error))
         except FormatError as error:
             await self._reproach(error, context)
 

@@ -89,6 +89,13 @@ class DhtNode:
 
     async def read_all(self) -> dict[str, object]:
         """Read what lies under all keys of the rules, by subkey, at the nodes that can be reached."""
+        return await self._read(self.rules.keys)
+
+    async def read(self, key: str) -> dict[str, object]:
+        """Read what lies under one key."""
+        return await self._read([key])
+
+    async def _read(self, keys: Sequence[str]) -> dict[str, object]:
         await self._trip()
         now = self.directory.wall(self.process)
         newest: dict[tuple[str, str], Kept] = {}
@@ -97,7 +104,7 @@ class DhtNode:
                 if kept.expiration > now and (where not in newest or newest[where].expiration < kept.expiration):
                     newest[where] = kept
         found: dict[str, object] = {}
-        for key in self.rules.keys:
+        for key in keys:
             found |= {subkey: kept.value for (under, subkey), kept in newest.items() if under == key}
         return found
 

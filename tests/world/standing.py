@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 import bootstrap.admission.front
 import peer.network.admission
+import peer.network.copies
 import peer.swarm.work
 from peer.compute.trainer import StageTrainer
 from peer.network.reach.reach import Reach
@@ -88,6 +89,7 @@ def standing(world: World) -> Iterator[None]:
         put(mock.patch.object(grpc, "ssl_server_certificate_configuration", Shown))
         put(mock.patch.object(dht, "start", world.directory.start))
         put(mock.patch.object(peer.network.admission, "probe", probe))
+        put(mock.patch.object(peer.network.copies, "probe", probe))
         put(mock.patch.object(bootstrap.admission.front.Front, "listening", opened))
         put(mock.patch("peer.network.reach.reach.find", find))
         put(mock.patch.object(os, "fsync", world.disk.sync))
