@@ -41,11 +41,11 @@ from peer.network.reporter import Reporter
 from peer.network.snapshot_transfer import SnapshotService
 from peer.network.spot_check_service import SpotCheckService
 from peer.settings import PeerSettings
-from peer.store.membership import Remembered, node_of
+from peer.store.membership import Remembered, claim_folder, node_of
 from peer.store.receipt_file import RECEIPTS, KeptReceipts
 from peer.store.served import ContributionStore, SnapshotStore
 from peer.swarm.node import AskNode, Node, Services, Workplace
-from peer.telemetry.events import Progress
+from peer.telemetry.events import Progress, Warned
 from peer.telemetry.status import EventStream
 from peer.torch_thread import TorchThread
 from protocol.addresses import dialled_at, join
@@ -58,7 +58,7 @@ from protocol.net.channels import listen, options
 from protocol.net.guard import Guard
 from protocol.net.lenient import AnyBytes
 from protocol.net.tasks import Children
-from protocol.run.run_files import Descriptor
+from protocol.run.run_files import DESCRIPTOR, Descriptor
 from protocol.schemas import (
     blobs_pb2_grpc,
     credit_pb2_grpc,
@@ -106,6 +106,8 @@ async def joined(
         HetpeerError: there is no place, or it does not fit this machine, or something needed cannot be had.
     """
     warming = tasks.spawn(asyncio.to_thread(warm_up))
+    if await asyncio.to_thread(claim_folder, settings.directory, descriptor):
+        emit(Warned(f"WARNING: {settings.directory / DESCRIPTOR} was damaged, and is written again: look at the disk"))
     choice = await asyncio.to_thread(choose_stages, settings, descriptor, identity, remembered, device)
     place = remembered or await register(settings, descriptor, identity, choice.stages)
     its_stage = (place.card.stage,)

@@ -35,13 +35,12 @@ from protocol.errors import (
     UnreachableError,
     UserError,
 )
-from protocol.files import write_atomically
 from protocol.identity import PeerId
 from protocol.limits import CLOCK_SLACK_SECONDS
 from protocol.manifest import Manifest
 from protocol.net.bandwidth import WIRE, Bandwidth
 from protocol.run.prepared import require_same
-from protocol.run.run_files import DESCRIPTOR, TOKENIZER, Descriptor, RunFile
+from protocol.run.run_files import TOKENIZER, Descriptor, RunFile
 from protocol.trust.keys import Identity
 from protocol.trust.membership_card import Authority
 from protocol.trust.proofs import read_revocation
@@ -110,7 +109,6 @@ async def ask_for_place(
 ) -> Admitted:
     """Get a place as `register` does, and keep nothing of it yet."""
     folder = settings.directory
-    await asyncio.to_thread(_claim, folder, descriptor)
     known = read_membership(folder).card
     revoked = await asyncio.to_thread(_revoked, folder, Authority(descriptor.run_id, descriptor.operator))
     servable = servable if settings.role == "volunteer" and settings.stage is None else ()
@@ -130,15 +128,6 @@ def _revoked(folder: Path, authority: Authority) -> set[PeerId]:
         with suppress(FormatError):
             found.add(read_revocation(signed, authority).author)
     return found
-
-
-def _claim(directory: Path, descriptor: Descriptor) -> None:
-    """Note in a folder which run it belongs to. Raises ResourceError if that is another one."""
-    marker = directory / DESCRIPTOR
-    if not marker.exists():
-        write_atomically(marker, descriptor.canonical())
-    elif marker.read_bytes() != descriptor.canonical():
-        raise ResourceError(f"{directory} holds another run's files; give this run a folder of its own with --dir")
 
 
 def require_fit(settings: PeerSettings, descriptor: Descriptor) -> torch.device:

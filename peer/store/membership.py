@@ -6,6 +6,7 @@ peers              libp2p addresses of others (`protocol/trust/ticket.py`), whic
 identity.key       this peer's key (`protocol/trust/keys.py`)
 """
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,16 +15,17 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from protocol.addresses import join, split
-from protocol.errors import FormatError
+from protocol.errors import FormatError, ResourceError
 from protocol.files import write_atomically
-from protocol.identity import Endpoint, PeerId
+from protocol.identity import Endpoint, PeerId, RunId
 from protocol.net.blobs import is_file
 from protocol.net.channels import Credentials, Reachable
 from protocol.run.dataset import base_urls
 from protocol.run.run_files import DESCRIPTOR, Descriptor, files_needed, parse_descriptor
 from protocol.trust.certificates import private_key, public_key, read_certificate
 from protocol.trust.keys import Identity
-from protocol.trust.membership_card import Authority, Card, Role
+from protocol.trust.membership_card import KIND, Authority, Card, Role
+from protocol.trust.signed import claimed
 from protocol.trust.ticket import Ticket, recall_addresses
 
 MEMBERSHIP = "membership.json"
@@ -76,6 +78,40 @@ def write_membership(
     write_atomically(folder / MEMBERSHIP, membership.model_dump_json(indent=1).encode() + b"\n")
     for name in OLD_FILES:
         (folder / name).unlink(missing_ok=True)
+
+
+def claim_folder(folder: Path, descriptor: Descriptor) -> bool:
+    """Note in a folder which run it belongs to. A descriptor that is damaged there counts as missing, and is written
+    again. Returns whether it was.
+
+    Raises:
+        ResourceError: the folder is another run's, by its descriptor or its card; or it cannot be written.
+    """
+    marker, own = folder / DESCRIPTOR, descriptor.canonical()
+    there = marker.read_bytes() if marker.exists() else b""
+    if there == own:
+        return False
+    if _is_descriptor(there) or _run_of_card(read_membership(folder).card) not in (None, descriptor.run_id):
+        raise ResourceError(f"{folder} holds another run's files; give this run a folder of its own with --dir")
+    write_atomically(marker, own)
+    return bool(there)
+
+
+def _is_descriptor(data: bytes) -> bool:
+    """Whether bytes are the descriptor of a run, whichever it is."""
+    try:
+        parse_descriptor(data, RunId(hashlib.sha256(data).hexdigest()))
+    except FormatError:
+        return False
+    return True
+
+
+def _run_of_card(card: bytes) -> str | None:
+    """The run that a card claims to be of; None: it is none."""
+    try:
+        return str(claimed(card, KIND)[1][0])
+    except (FormatError, IndexError):
+        return None
 
 
 def read_membership(folder: Path) -> KeptMembership:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from peer.network.discovery import Discovery, keep_remembering
 from peer.store.membership import (
     MEMBERSHIP,
     OLD_FILES,
+    claim_folder,
     kept_credentials,
     mirrors_of,
     node_of,
@@ -19,6 +21,7 @@ from peer.store.membership import (
     recall,
     write_membership,
 )
+from protocol.errors import ResourceError
 from protocol.identity import Endpoint, PeerId, RunId
 from protocol.run.run_files import DESCRIPTOR, Descriptor, genesis_file
 from protocol.trust.certificates import authority
@@ -242,3 +245,26 @@ def test_damaged_files_of_an_earlier_version_name_no_mirrors_and_no_node(old: Pa
     (old / "mirrors").write_bytes(damage)
     (old / "node").write_bytes(damage)
     assert (mirrors_of(old), node_of(old)) == ((), None)
+
+
+@pytest.mark.parametrize("damage", [lambda data: b"", lambda data: b"\0" * len(data), lambda data: data[:-7]])
+def test_a_damaged_descriptor_is_written_again_and_another_runs_is_left_alone(
+    made: tuple[Descriptor, Identity, Path], folder: Path, damage: Callable[[bytes], bytes]
+):
+    """A missing one is fetched again; a damaged one ended the peer, as if its folder were another run's."""
+    descriptor, *_ = made
+    marker, own = folder / DESCRIPTOR, descriptor.canonical()
+    assert not claim_folder(folder, descriptor)
+    marker.write_bytes(damage(own))
+    assert claim_folder(folder, descriptor) == bool(damage(own))
+    assert marker.read_bytes() == own
+    marker.unlink()
+    assert not claim_folder(folder, descriptor)
+    assert marker.read_bytes() == own
+    other = replace(descriptor, operator=PeerId("QmOther"))
+    with pytest.raises(ResourceError, match="holds another run's files"):
+        claim_folder(folder, other)
+    assert marker.read_bytes() == own
+    marker.write_bytes(damage(own))
+    with pytest.raises(ResourceError, match="holds another run's files"):  # by its card
+        claim_folder(folder, other)
