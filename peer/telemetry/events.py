@@ -129,7 +129,8 @@ class StepDone(EventBase):
 @dataclass(frozen=True, slots=True)
 class RoundDone(EventBase):
     """The end of one outer round. `contributions` counts those it has applied (part → number), and `digests` tell the
-    state that the next inner loop starts from (part → hex). Bytes are those that this process has sent so far."""
+    state that the next inner loop starts from (part → hex), with open rounds as far as they have come: a peer that has
+    another contribution prints another digest. Bytes are those that this process has sent so far."""
 
     round: int
     seconds: float

@@ -123,7 +123,7 @@ def test_a_member_whose_leader_fails_as_it_contributes_is_free_for_the_next_one(
 
     run.when(takes_the_last_step, lambda: run.fill(peers[0]))
     assert run.run_until(lambda: peers[0].process is None, 60)
-    assert {each.round for each in told(peers[1], Contributed)} == {1, 2}
+    assert run.run_until(lambda: {each.round for each in told(peers[1], Contributed)} == {1, 2}, 20)
     run.disk.full.discard(peers[0].folder)
     run.start(peers[0])
     all_end_well(run, *peers)
