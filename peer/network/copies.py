@@ -50,7 +50,7 @@ def _place(record: PeerRecord) -> tuple[str, list[str]]:
 
 @dataclass(slots=True)
 class Copies:
-    """What this peer knows of copies of its folder."""
+    """The copies of this peer's folder that it knows of."""
 
     discovery: Discovery
     contacts: Contacts
