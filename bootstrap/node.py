@@ -41,8 +41,8 @@ from protocol.trust.ticket import ADDRESSES_KEPT, Ticket, recall_addresses, reme
 GRACE_SECONDS = 2.0
 """How long calls in flight may take to end when the node stops."""
 
-LOOK_SECONDS = 2.0
-"""So often, at most, the records are read: at once where somebody tells who is not known yet."""
+RECORDS_SECONDS = 2.0
+"""The shortest interval at which the records of peers are read: at once where one is known to be outdated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,8 +180,8 @@ async def _follow(
         if there and there != acquainted:
             acquainted[:] = there
             await asyncio.to_thread(remember_addresses, directory, there)
-        await asyncio.sleep(LOOK_SECONDS)
-        await monitor.until_stranger(HEARTBEAT_SECONDS - LOOK_SECONDS)
+        await asyncio.sleep(RECORDS_SECONDS)
+        await monitor.until_outdated(HEARTBEAT_SECONDS - RECORDS_SECONDS)
 
 
 async def _until(stop: asyncio.Event, *work: Coroutine[Any, Any, None]) -> None:

@@ -70,7 +70,7 @@ class Monitor:
     clock: Callable[[], float] = unix_time
     batches: RateLimit = field(default_factory=lambda: RateLimit(BATCH_BURST, BATCH_SECONDS, MOST_PEERS))
     _changed: Notifier = field(default_factory=Notifier)
-    _stranger: asyncio.Event = field(default_factory=asyncio.Event)
+    _outdated: asyncio.Event = field(default_factory=asyncio.Event)
     _urgent: asyncio.Event = field(default_factory=asyncio.Event)
     """The run has ended, or a peer is here that was not: that is written down at once."""
     _known: int = 0
@@ -127,10 +127,11 @@ class Monitor:
         """Until somebody has told something new, or so long."""
         await self._changed.wait(seconds)
 
-    async def until_stranger(self, seconds: float) -> None:
-        """Until somebody tells whose record is not known here, or so long."""
-        await _until(self._stranger, seconds)
-        self._stranger.clear()
+    async def until_outdated(self, seconds: float) -> None:
+        """Wait until the record of a peer that reports is not known here, or older than what it reports, or a peer ends
+        its reports; `seconds` at most."""
+        await _until(self._outdated, seconds)
+        self._outdated.clear()
 
     def see_records(self, records: Iterable[PeerRecord]) -> None:
         """What lies in the DHT, checked."""
@@ -154,13 +155,14 @@ class Monitor:
             raise RefusedError(f"too much is told at once: try again in {math.ceil(wait)} s")
         self.fold.hear(peer, unpack_report(data), now)
         known = self.fold.peers.get(peer)
-        if known is not None and known.record is None:
-            self._stranger.set()
+        if known is not None and (known.record is None or known.done > known.record.round):
+            self._outdated.set()
         self._ring()
 
     def end(self, peer: PeerId) -> None:
         """A stream of a peer's has ended."""
         self.fold.end(peer, self.clock())
+        self._outdated.set()
         self._ring()
 
     async def keep(self) -> None:

@@ -1,11 +1,7 @@
-"""A peer's presence in the swarm: it takes up its outer state, meets the others, keeps in touch, and goes.
-
-Nobody goes before all have finished the run, and hold the same; and a peer that has missed the run's end is told.
-"""
+"""A peer's presence in the swarm: it takes up its outer state, meets the others, keeps in touch, and goes."""
 
 import asyncio
-import math
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 
@@ -15,49 +11,23 @@ from peer.network.gossip import Reconciler
 from peer.optim.outer import OuterState
 from peer.swarm import surplus, waits
 from peer.swarm.last_holder import hand_over_state, keep_telling
-from peer.swarm.node import AskNode, Node, Upkeep
-from peer.swarm.roles import all_at
-from peer.swarm.rounds.catch_up import ABREAST, catch_up, come_abreast, compare_with_all, resume
+from peer.swarm.node import Node, Upkeep
+from peer.swarm.rounds.catch_up import ABREAST, catch_up, come_abreast, resume
 from peer.swarm.rounds.outer_round import OuterLoop
 from peer.swarm.rounds.parts import FollowedPart, FollowedParts
 from peer.swarm.rounds.round_policy import Pace
-from peer.telemetry.decisions import Pulse, Waiting
-from peer.telemetry.events import Listener, Progress, Warned
-from protocol.clock import monotonic, unix_time
-from protocol.errors import HetpeerError
-from protocol.identity import Part, PeerId
+from peer.swarm.run_end import ask_whether_over, keep_asking_the_node, serve_the_end, telling_a_long_wait
+from peer.telemetry.decisions import Pulse
+from peer.telemetry.events import Listener
+from protocol.clock import monotonic
+from protocol.identity import Part
 from protocol.limits import CALL_SECONDS
-from protocol.net.tasks import Children
 
 PULSE_SECONDS = 5.0
 """The interval at which a peer tells its rates and how many peers it knows."""
 
 LAST_RECEIPTS_SECONDS = 3.0
 """The time that a leaving peer waits for receipts of its work."""
-
-FIRST_ASK_SECONDS = 5.0
-"""The timeout of one question to the operator's node."""
-
-CLOCK_POLL_SECONDS = 1.0
-SLEPT_SECONDS = 5.0
-"""A machine has slept if its clock went on by this much more than the time between two looks at it. The run may have
-ended meanwhile."""
-
-ASK_SECONDS = 5.0
-"""The interval at which the node is asked by a peer that sees nobody train, or waits for a state."""
-
-LAST_STATE_SECONDS = 5.0
-"""The time for which a peer that has missed the run's end, or comes back to it, looks for holders of the last state."""
-
-AWAY_SECONDS, KNOWN_SECONDS, KNOWN_ASK_SECONDS = 30.0, 120.0, 2.0
-"""The longest time that a peer which has finished the run stays for a node that does not answer; and for one that
-answers, until that knows of the end and has the last state; and the interval at which it is asked."""
-
-FAREWELL_SECONDS = 60.0
-"""The least bound on the time that a peer serves the others after the last round; a round's usual time, if longer."""
-
-LOST_SECONDS = 15.0
-"""The time for which a peer that has finished waits for each one that does not answer, or holds something else."""
 
 
 async def outer_loop(node: Node, authored: Sequence[Part]) -> OuterLoop:
@@ -100,7 +70,7 @@ async def swarm_membership(node: Node, outer: OuterLoop) -> AsyncIterator[asynci
     async with asyncio.TaskGroup() as tasks:
         keeping = await _meet(node, outer, tasks)
         yield tasks
-        await _serve_the_end(node, outer)
+        await serve_the_end(node, outer)
         await hand_over_state(node, outer)
         await _say_goodbye(node, outer)
         for task in keeping:
@@ -125,7 +95,7 @@ async def _meet(node: Node, outer: OuterLoop, tasks: asyncio.TaskGroup) -> list[
     await discovery.read()
     reconciler.keep_promises()
     await ask_whether_over(outer, node.ask_node)
-    async with _telling_a_long_wait(node.emit, lambda: waits.for_word(discovery.others())):
+    async with telling_a_long_wait(node.emit, lambda: waits.for_word(discovery.others())):
         await catch_up(outer)
     keeping.append(tasks.create_task(keep_asking_the_node(outer, node.ask_node)))
     keeping.append(tasks.create_task(reconciler.keep_comparing()))
@@ -137,19 +107,6 @@ async def _meet(node: Node, outer: OuterLoop, tasks: asyncio.TaskGroup) -> list[
     return keeping
 
 
-async def _serve_the_end(node: Node, outer: OuterLoop) -> None:
-    """Stay as long as others, or the operator's node, need this peer at the run's end."""
-    stays = node.settings.stay
-    if not outer.leaving:
-        await (take_last_state(outer, node.settings.hold) if outer.told_over else linger(outer))
-    if outer.finished and not (outer.told_over or stays):
-        await stay_until_known(outer, node.ask_node)
-        while not (outer.leaving or outer.followed.is_settled(outer.last_settled)):  # more has come meanwhile
-            await linger(outer)
-    if stays and outer.finished and not outer.leaving:
-        await stay(outer)
-
-
 async def _say_goodbye(node: Node, outer: OuterLoop) -> None:
     """Collect the last receipts, hand out what this peer has made, and tell the others that it is gone."""
     discovery = node.discovery
@@ -157,7 +114,7 @@ async def _say_goodbye(node: Node, outer: OuterLoop) -> None:
         async with asyncio.timeout(LAST_RECEIPTS_SECONDS):
             await node.earned.ask()
     discovery.tell(gone=True, replica="")
-    async with _telling_a_long_wait(node.emit, lambda: waits.for_hearers(discovery.others(), CALL_SECONDS)):
+    async with telling_a_long_wait(node.emit, lambda: waits.for_hearers(discovery.others(), CALL_SECONDS)):
         await node.reconciler.hand_out()
     if outer.finished and not outer.followed.is_settled(outer.last_settled):
         await outer.settle()  # what has come while this peer said goodbye is with the others, too
@@ -186,191 +143,3 @@ async def _keep_pulse(reconciler: Reconciler, emit: Listener) -> None:
         peers = len(discovery.others()) + lost
         emit(Pulse(up.frames_carried, up.bulk_carried, down.frames_carried, down.bulk_carried, peers, lost))
         await asyncio.sleep(PULSE_SECONDS)
-
-
-# The run's end
-
-
-async def stay_until_known(outer: OuterLoop, ask: AskNode) -> None:
-    """Stay until the operator's node says that the run is over, and has the last state if it is about to take it: it
-    learns and takes both from who has finished, and gives them to those who come afterwards. It does not call the run
-    over as long as somebody is at work who has not finished, and may still need the others for that. A node that is
-    away for longer than `AWAY_SECONDS` is not waited for, and one that answers no longer than `KNOWN_SECONDS`."""
-    began = monotonic()
-    ends, wait = began + AWAY_SECONDS, waits.for_the_node_to_know(AWAY_SECONDS)
-    while not outer.leaving and monotonic() < ends:
-        with suppress(HetpeerError, TimeoutError):
-            async with asyncio.timeout(FIRST_ASK_SECONDS):
-                word = await ask()
-                over = word.finished == outer.manifest.outer.rounds
-                if over and not word.taking:
-                    return
-                wait = (waits.for_the_node_to_take if over else waits.for_the_node_to_know)(KNOWN_SECONDS)
-                ends = min(began + KNOWN_SECONDS, monotonic() + AWAY_SECONDS)
-        outer.emit(wait)
-        await asyncio.sleep(KNOWN_ASK_SECONDS)
-
-
-async def linger(outer: OuterLoop) -> None:
-    """Serve until every peer has finished the last round and all hold the same: what one has heard last, the others
-    hear from it. Who does not answer, and has not said goodbye, may be cut off: it is waited for as well, for a while.
-    Who was killed at the end and is back has met nobody yet, and looks for others first: they may hold more. A peer
-    that its owner stops meanwhile goes at once, and does the same when it is started again.
-    """
-    clock, rounds = asyncio.get_running_loop().time, outer.manifest.outer.rounds
-    farewell = clock() + _farewell_seconds(outer)
-    ended, lost = 0.0, dict[PeerId, float]()
-    met = clock() + (LAST_STATE_SECONDS if outer.ended_before else 0.0)
-
-    def waits_for_nobody() -> bool:
-        nonlocal lost
-        lost = {peer: lost.get(peer, clock()) for peer in outer.discovery.missed()}
-        return clock() >= met and all(clock() >= since + LOST_SECONDS for since in lost.values())
-
-    while clock() < farewell and not outer.leaving:
-        together = waits_for_nobody() and all_at(outer.discovery.peers(), rounds)
-        ended = (ended or clock()) if together else 0.0
-        if together:
-            async with _telling_a_long_wait(outer.emit, lambda: _of_the_end(outer)):
-                same = await _have_all(outer) or clock() >= ended + LOST_SECONDS
-            if same and waits_for_nobody():  # some may only have seemed to be there, by their records
-                break
-        outer.emit(_of_the_end(outer))
-        await outer.discovery.news.wait(1.0)
-    else:
-        if outer.leaving:
-            return
-        await _have_all(outer)
-    async with _telling_a_long_wait(outer.emit, lambda: _of_the_end(outer)):
-        await catch_up(outer)  # what they took and this peer did not, or the other way round, no later round mends
-    outer.compared |= _has_met_who_knows(outer)
-    await outer.settle()
-    outer.discovery.tell(ending=False)
-    if not outer.compared:
-        outer.emit(Progress(f"{over(outer)}; nobody is here any more with whom its last state could be compared"))
-
-
-def _has_met_who_knows(outer: OuterLoop) -> bool:
-    """Whether this peer has trained with the others to the end; or, where it has come back to it, there is somebody
-    who has finished the run, or nobody else ever had a part in what this peer holds."""
-    rounds, me = outer.manifest.outer.rounds, outer.followed.me
-    authors = set[PeerId]().union(*(each.ledger.counted_since(1) for each in outer.followed.parts.values()))
-    finished = any(peer.round >= rounds for peer in outer.discovery.others())
-    return not outer.ended_before or finished or authors <= {me}
-
-
-async def stay(outer: OuterLoop) -> None:
-    """Stay for those who come late, with the last state, until the owner stops this peer. What others still bring of
-    the last rounds goes into it."""
-    outer.tell_finished()
-    outer.emit(Progress("staying, for those who come late: this peer holds the run's last state"))
-    while not outer.leaving:
-        if not outer.followed.is_settled(outer.last_settled):
-            await outer.settle()
-        await outer.discovery.news.wait(PULSE_SECONDS)
-
-
-async def ask_whether_over(outer: OuterLoop, ask: AskNode) -> None:
-    """Ask the operator's node how far the run is, and end if it is over without this peer. A node that does not answer
-    changes nothing."""
-    with suppress(HetpeerError, TimeoutError):
-        async with asyncio.timeout(FIRST_ASK_SECONDS):
-            word = await ask()
-        if outer.progress.hear_node(word, outer.followed.me, outer.manifest):
-            outer.emit(Warned(f"WARNING: {outer.progress.rewind_words}"))
-        if word.finished == outer.manifest.outer.rounds and not outer.finished:
-            outer.hear_that_it_is_over()
-            outer.emit(Progress(f"{over(outer)}: this peer trains no more, and looks for the last state"))
-
-
-async def keep_asking_the_node(outer: OuterLoop, ask: AskNode, clock: Callable[[], float] = unix_time) -> None:
-    """Ask the operator's node how far the run is for as long as this peer trains: when it has slept, while nobody else
-    trains here or it waits for a state, and while those that were rounds ahead, or had finished the last round, are
-    gone. A peer that has others to train with sees by them how far the run is."""
-    asked = looked = clock()
-    while not outer.over:
-        await asyncio.sleep(CLOCK_POLL_SECONDS)
-        now = clock()
-        slept, looked = now - looked > CLOCK_POLL_SECONDS + SLEPT_SECONDS, now
-        alone = all(peer.role == "observer" for peer in outer.discovery.others())
-        waits_for_state = bool(outer.discovery.record.phase)
-        left = outer.reconciler.witnesses.were_ahead(outer.clock) or _somebody_has_ended(outer)
-        if slept or ((alone or waits_for_state or left) and now - asked >= ASK_SECONDS):
-            await ask_whether_over(outer, ask)
-            asked = now
-
-
-def _somebody_has_ended(outer: OuterLoop) -> bool:
-    """Whether this peer works on the last round, and one that had finished it has gone, or does not answer. Anybody can
-    say that: before the last round it would have all peers ask for days."""
-    here, last = {peer.peer_id for peer in outer.discovery.others()}, outer.manifest.outer.rounds
-    known = outer.discovery.records.values()
-    return outer.clock >= last and any(peer.round >= last and peer.peer_id not in here for peer in known)
-
-
-async def take_last_state(outer: OuterLoop, holds: bool = False) -> None:
-    """The run has ended without this peer: take the last state from whoever holds it, and wait for nobody; or, where
-    this peer is there to hold it (`holds`), for somebody who does. Those who still settle it are followed in that."""
-    most_seconds = None if holds else LAST_STATE_SECONDS
-    ends = math.inf if most_seconds is None else monotonic() + most_seconds
-    while not (outer.finished or outer.leaving) and monotonic() < ends:
-        await outer.discovery.read()
-        await catch_up(outer)
-        if not outer.finished:
-            outer.emit(waits.for_the_last_state(outer.manifest.outer.rounds, most_seconds))
-            await outer.discovery.news.wait(1.0)
-    farewell = _farewell_seconds(outer)
-    ends = monotonic() + farewell
-    while outer.finished and _some_end(outer) and not outer.leaving and monotonic() < ends:
-        outer.emit(waits.for_those_who_end(outer.others(), farewell))
-        await outer.discovery.news.wait(1.0)
-        await catch_up(outer)
-    if outer.finished:
-        outer.compared = True
-        await outer.settle()
-    else:
-        here = f"{outer.folder} has the one after round {outer.clock - 1}"
-        outer.emit(Progress(f"{over(outer)}, and nobody who is there holds the last state; {here}"))
-
-
-def over(outer: OuterLoop) -> str:
-    """Say that the run is over, in words."""
-    return f"the run is over: its {outer.manifest.outer.rounds} rounds are finished"
-
-
-def _farewell_seconds(outer: OuterLoop) -> float:
-    """The time for which a peer serves the others after the last round: who is slow may be in a step for so long."""
-    return max(FAREWELL_SECONDS, outer.pace.usual)
-
-
-def _some_end(outer: OuterLoop) -> bool:
-    """Whether others who have trained to the run's end still settle its last state."""
-    return any(peer.ending for peer in outer.others())
-
-
-def _of_the_end(outer: OuterLoop) -> Waiting:
-    """The wait of this peer, which has finished the last round, for the others."""
-    others, missed = outer.discovery.others(), outer.discovery.missed()
-    return waits.for_the_end(others, missed, outer.manifest.outer.rounds, _farewell_seconds(outer))
-
-
-@asynccontextmanager
-async def _telling_a_long_wait(emit: Listener, wait: Callable[[], Waiting]) -> AsyncIterator[None]:
-    """Say what this peer waits for if the block takes long: who does not answer is given time."""
-
-    async def say() -> None:
-        await asyncio.sleep(LAST_STATE_SECONDS)
-        emit(wait())
-
-    async with Children() as children:
-        children.spawn(say())
-        yield
-
-
-async def _have_all(outer: OuterLoop) -> bool:
-    """Take what the others have; whether they have all that is here."""
-    same = await compare_with_all(outer)
-    with suppress(TimeoutError):
-        async with asyncio.timeout(LOST_SECONDS):
-            await outer.reconciler.learnt()
-    return same

@@ -25,6 +25,10 @@ CLOSED = (
 )
 SECOND = "tests/system/test_without_operator.py::test_newcomers_join_by_the_second_node_when_the_first_is_killed"
 REVOKED = "tests/system/test_without_operator.py::test_a_revocation_takes_a_replica_out_of_a_running_swarm"
+REWOUND = (
+    "tests/system/test_returning.py::"
+    "test_an_older_state_waits_for_the_newest_one_and_stands_only_by_the_operators_rewind"
+)
 FROM_MODEL = "tests/system/test_models.py::test_a_run_that_begins_from_it_begins_at_its_loss"
 FROM_SWARM = "tests/system/test_models.py::test_from_the_swarm_it_is_the_state_of_the_round_it_names"
 SAMPLED = "tests/peer/cli/test_models.py::test_a_person_sees_the_prompt_and_every_character_though_many_are_no_utf8"
@@ -76,6 +80,7 @@ RUN_BY = {
     "admin peers": {"": GUIDES},
     "admin log": {"": GUIDES, "--last": GUIDES},
     "admin revoke": {"": REVOKED, "--from-round": REVOKED},
+    "admin rewind": {"": REWOUND, "--to-round": REWOUND},
     "data prepare": {"": PREPARED, "--out": PREPARED, "--train-tokenizer": PREPARED},
     "data show": {"": PREPARED},
     "data verify": {"": PREPARED, "--blocks": MIRROR},

@@ -8,8 +8,9 @@ import re
 from collections.abc import Iterable
 from typing import Literal
 
-from peer.telemetry.decisions import Waiting
-from peer.telemetry.events import Finished, RoundDone
+from peer.telemetry.decisions import NotCounted, Waiting
+from peer.telemetry.events import Contributed, Finished, RoundDone
+from protocol.identity import contributes_to
 from tests.world.owners import Owner, Process
 from tests.world.schedule import Fault, Kind, Member, Schedule
 
@@ -21,6 +22,9 @@ COMING_SECONDS = 45.0
 
 NOTICED_SECONDS = 10.0
 """The time for which a holder must have been here, undisturbed, for others to know of it."""
+
+ON_ITS_WAY_SECONDS = 2.0
+"""The time within which a contribution reaches everybody who is here."""
 
 LOST = re.compile(r"the state of stage (\d) after round (\d+)$")
 
@@ -92,11 +96,33 @@ def nothing_lost(peers: list[Owner]) -> list[str]:
 
 
 def _empty_rounds(peers: list[Owner]) -> Iterable[str]:
+    """Who closes a round as empty to which somebody had contributed. (Where a group breaks in a round's first steps,
+    and whoever is left stands still, there may be nothing.)"""
+    made = [
+        (at, owner, event.round)
+        for owner in peers
+        for run in owner.runs
+        for at, event in run.events
+        if isinstance(event, Contributed)
+    ]
     for owner in peers:
-        for event in (event for run in owner.runs for _, event in run.events if isinstance(event, RoundDone)):
-            for part, count in event.contributions.items():
-                if not count:
-                    yield f"{owner.name} closes round {event.round} of {part} as empty"
+        for then, event in (each for run in owner.runs for each in run.events if isinstance(each[1], RoundDone)):
+            for part in (part for part, count in event.contributions.items() if not count):
+                authors = {
+                    author.name
+                    for at, author, round in made
+                    if round == event.round and at < then - ON_ITS_WAY_SECONDS
+                    if contributes_to(author.role, author.stage or 0, part)
+                    if not _withheld(author, round)
+                }
+                if authors:
+                    yield f"{owner.name} closes round {event.round} of {part} as empty; {authors} had contributed to it"
+
+
+def _withheld(author: Owner, round: int) -> bool:
+    """Whether an author was told that its contribution to a round does not count: it came too late."""
+    told = (event for run in author.runs for _, event in run.events if isinstance(event, NotCounted))
+    return any(event.round == round for event in told)
 
 
 def _states(peers: list[Owner]) -> Iterable[str]:

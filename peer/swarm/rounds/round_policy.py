@@ -144,10 +144,9 @@ def others_have_gone_on(seen: RoundSeen) -> bool:
 
 def is_complete(seen: RoundSeen) -> bool:
     """Whether a peer need not wait any longer for contributions: all that it awaits are here, or the others are a round
-    further than this one can come late in."""
-    return seen.others_at > seen.applied_in or all(
-        part.awaited <= part.here and len(part.here) >= seen.least for part in seen.parts
-    )
+    further than this one can come late in, and something of each part has come."""
+    gone_on = seen.others_at > seen.applied_in and all(part.here for part in seen.parts)
+    return gone_on or all(part.awaited <= part.here and len(part.here) >= seen.least for part in seen.parts)
 
 
 def others_are_done(seen: RoundSeen, me: PeerId) -> bool:

@@ -47,15 +47,15 @@ def test_who_waits_for_change_is_woken_and_so_is_who_waits_for_strangers():
     async def run() -> None:
         made = monitor()
         changed = asyncio.create_task(made.until_changed(60))
-        stranger = asyncio.create_task(made.until_stranger(60))
+        stranger = asyncio.create_task(made.until_outdated(60))
         await asyncio.sleep(0)  # both wait now
         made.hear(ANN, telling("x"))
         await asyncio.gather(changed, stranger)
         made.see_records([PeerRecord(peer_id=ANN, address="h:1", role="datacenter", stage=0, slot=0)])
-        known = asyncio.create_task(made.until_stranger(0.01))
+        known = asyncio.create_task(made.until_outdated(0.01))
         made.hear(ANN, telling("x"))
         await known
-        assert not made._stranger.is_set()
+        assert not made._outdated.is_set()
 
     asyncio.run(asyncio.wait_for(run(), 30))
 

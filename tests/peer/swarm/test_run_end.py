@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from peer.swarm import presence
-from peer.swarm.presence import ask_whether_over, keep_asking_the_node, linger, stay_until_known, take_last_state
+from peer.swarm import run_end
 from peer.swarm.rounds.outer_round import OuterLoop
 from peer.swarm.rounds.round_end import finish_round, wait_for_round
+from peer.swarm.run_end import ask_whether_over, keep_asking_the_node, linger, stay_until_known, take_last_state
 from peer.telemetry.decisions import Waiting
 from peer.telemetry.events import Contributed, Finished, Progress
 from protocol.codec.contribution import digest
@@ -101,7 +101,7 @@ def test_who_has_slept_over_the_end_takes_the_last_state_from_who_has_it_and_con
 
 
 def test_the_word_of_others_that_are_late_makes_no_last_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(presence, "LAST_STATE_SECONDS", 0.01)
+    monkeypatch.setattr(run_end, "LAST_STATE_SECONDS", 0.01)
 
     async def scene() -> None:
         async with village(LONGER, tmp_path, "a", "b", "c") as made:
@@ -120,7 +120,7 @@ def test_the_word_of_others_that_are_late_makes_no_last_state(tmp_path: Path, mo
 def test_who_has_contributed_to_the_last_round_and_slept_over_its_end_does_not_take_what_it_has_of_it_for_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(presence, "LAST_STATE_SECONDS", 0.01)
+    monkeypatch.setattr(run_end, "LAST_STATE_SECONDS", 0.01)
 
     async def scene() -> None:
         async with village(LONGER, tmp_path, "a", "b", "asleep") as made:
@@ -227,9 +227,9 @@ def test_when_somebody_comes_back_at_the_end_others_may_hold_something_else_for_
         compared.append(True)
         return False
 
-    monkeypatch.setattr(presence, "all_at", lambda peers, rounds: next(together))
-    monkeypatch.setattr(presence, "_have_all", have_all)
-    monkeypatch.setattr(presence, "LOST_SECONDS", 0.02)
+    monkeypatch.setattr(run_end, "all_at", lambda peers, rounds: next(together))
+    monkeypatch.setattr(run_end, "_have_all", have_all)
+    monkeypatch.setattr(run_end, "LOST_SECONDS", 0.02)
 
     async def ring(outer: OuterLoop) -> None:
         while True:
@@ -264,7 +264,7 @@ def test_who_has_finished_is_not_told_that_it_is_late(tmp_path: Path):
 def test_the_node_is_asked_when_this_machine_has_slept_or_nobody_else_trains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(presence, "CLOCK_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(run_end, "CLOCK_POLL_SECONDS", 0.01)
     asked: list[float] = []
     now = 0.0
     looked_often = asyncio.Event()
@@ -295,7 +295,7 @@ def test_the_node_is_asked_when_this_machine_has_slept_or_nobody_else_trains(
 
 
 def test_the_node_is_asked_while_those_that_were_rounds_ahead_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(presence, "CLOCK_POLL_SECONDS", 0.001)
+    monkeypatch.setattr(run_end, "CLOCK_POLL_SECONDS", 0.001)
 
     async def scene() -> None:
         async with village(LONGER, tmp_path, "slow", "spare", "a", "b") as made:
@@ -313,7 +313,7 @@ def test_the_node_is_asked_once_somebody_who_had_finished_the_last_round_has_gon
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """As when a group that could not form for a minute still trains in the last round with others."""
-    monkeypatch.setattr(presence, "CLOCK_POLL_SECONDS", 0.001)
+    monkeypatch.setattr(run_end, "CLOCK_POLL_SECONDS", 0.001)
 
     async def scene() -> None:
         async with village(LONGER, tmp_path, "slow", "other", "first") as made:
@@ -324,7 +324,7 @@ def test_the_node_is_asked_once_somebody_who_had_finished_the_last_round_has_gon
             made.introduce()
             await made.leave(first)
             slow.outer.discovery.tell(round=1)
-            assert not presence._somebody_has_ended(slow.outer)  # anybody can say so
+            assert not run_end._somebody_has_ended(slow.outer)  # anybody can say so
             slow.outer.discovery.tell(round=2)
             await keep_asking_the_node(slow.outer, finished)
             assert slow.outer.told_over
@@ -335,7 +335,7 @@ def test_the_node_is_asked_once_somebody_who_had_finished_the_last_round_has_gon
 def test_who_has_finished_stays_until_the_node_knows_it_and_not_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(presence, "KNOWN_ASK_SECONDS", 0.01)
+    monkeypatch.setattr(run_end, "KNOWN_ASK_SECONDS", 0.01)
     asked: list[int] = []
 
     async def asks() -> NodeWord:
@@ -364,9 +364,9 @@ def test_who_has_finished_stays_until_the_node_knows_it_and_not_for_ever(
                 "the operator's node to take the run's last state",
             ]
             with monkeypatch.context() as patch:
-                patch.setattr(presence, "AWAY_SECONDS", 0.1)
+                patch.setattr(run_end, "AWAY_SECONDS", 0.1)
                 await stay_until_known(outer, away)
-            monkeypatch.setattr(presence, "KNOWN_SECONDS", 0.1)
+            monkeypatch.setattr(run_end, "KNOWN_SECONDS", 0.1)
             await stay_until_known(outer, takes_for_ever)
             await stay_until_known(outer, never_over)
             outer.asked_to_leave.set()
