@@ -84,10 +84,11 @@ def test_an_older_state_waits_for_the_newest_one_and_stands_only_by_the_operator
         leave_as_last(newer)
 
         older, stranger = run.start("a1"), run.start("n1")
+        stack.callback(first.process.send_signal, signal.SIGCONT)
         first.process.send_signal(signal.SIGSTOP)  # the only one that could say how far the run is
         stranger.wait_for(Joined)
         for peer in (older, stranger):
-            peer.wait_for(Waiting, says("the state of stage 1 after round"))
+            peer.wait_for(Waiting, says("stage 1 after round"))
         first.process.send_signal(signal.SIGCONT)
         first.wait_for(Waiting, says("the state of stage 1 after round"))
         assert last_round(older) == last_round(stranger) == 0
@@ -108,7 +109,7 @@ def test_an_older_state_waits_for_the_newest_one_and_stands_only_by_the_operator
         newer.end(signal.SIGKILL)
         shutil.rmtree(tmp_path / "b1")
         older = run.start("a1")
-        older.wait_for(Waiting, says("the state of stage 1 after round"))
+        older.wait_for(Waiting, says("stage 1 after round"))
         listed = hetpeer("admin", "rewind", "--dir", str(tmp_path / "node"))
         assert listed.returncode == 0
         assert "stage 1: the newest known state is of round" in listed.stdout

@@ -5,7 +5,7 @@ import shutil
 from bootstrap.admission.admission_policy import OBSERVER
 from peer import pausing
 from peer.export.collected import bring_up_to_date, collect
-from peer.swarm.presence import LOST_SECONDS
+from peer.swarm.run_end import LOST_SECONDS
 from peer.telemetry.decisions import CaughtUp, Waiting
 from peer.telemetry.events import Contributed, Finished, Progress, RoundDone
 from tests.world import test_cases
