@@ -12,6 +12,15 @@ from protocol.trust.records import PeerRecord, Peers
 
 ROUNDS_REMEMBERED = 8
 
+ROUNDS_NEEDED, COMPLETE_REMEMBERED = 4, 32
+"""The numbers of rounds, at least and at most, each with all contributions in time, whose median delay is taken."""
+
+CREDIT_SHARE = 0.03
+"""The share of a round by which rounds are longer in the long run, at most, beside a replica that has become slow."""
+
+LEAST_CREDIT, MOST_CREDIT = 0.125, 0.25
+"""The credit that is used at all, and that of a peer that has waited for nobody for long, in usual rounds."""
+
 LEAST_SHARE = 0.1
 """A tenth of a round's length is no delay: what is measured below it is noise."""
 
@@ -33,11 +42,29 @@ EARLY_SHARE = 0.8
 
 @dataclass(slots=True)
 class Pace:
-    """What past rounds took: seconds until half of the contributions were here, and from there to the last."""
+    """The times of past rounds: seconds until half of the contributions were here, and from there to the last.
+
+    Once rounds have shown what the last contribution usually takes, a round waits for that, and for more only on
+    credit. Each second of waiting beyond the usual uses up credit, and each round gives some back. So a replica that
+    becomes slow, however it goes about it, makes rounds longer by `CREDIT_SHARE` in the long run, and no more; and a
+    steady one is waited for as ever.
+    """
 
     patience: float
     halves: deque[float] = field(default_factory=lambda: deque(maxlen=ROUNDS_REMEMBERED))
     delays: deque[float] = field(default_factory=lambda: deque(maxlen=ROUNDS_REMEMBERED))
+    complete: deque[float] = field(default_factory=lambda: deque(maxlen=COMPLETE_REMEMBERED))
+    """The delays of the last rounds of as many replicas as now in which all contributions came in time."""
+    usual_delays: dict[int, float] = field(default_factory=dict)
+    """The median of `complete`, the lowest so far, by the number of replicas."""
+    replicas: int = 0
+    """The number of replicas in the last round."""
+    used: float = 0.0
+    """The credit that is used up, in seconds."""
+    measured: float | None = None
+    """The beginning of the round that was measured last: it has several parts, and the slowest counts."""
+    charged: float = 0.0
+    """The seconds that this round was charged."""
 
     @property
     def usual(self) -> float:
@@ -59,9 +86,13 @@ class Pace:
         if half is None:
             return None
         length = max(0.0, half - started)
-        usual = median(self.delays) if self.delays else length
-        delays = self.patience * max(usual, LEAST_SHARE * length, LEAST_SECONDS)
-        return half + (LAST if last else 1) * delays
+        most, known = self._most(length, expected), self._known(expected)
+        if last or known is None:
+            return half + (LAST if last else 1) * most
+        credit = MOST_CREDIT * (length + known) - self.used
+        if credit < LEAST_CREDIT * (length + known):  # saved, until it is enough for a replica that is behind
+            return half + known
+        return half + known + min(credit, max(0.0, most - known))
 
     def stop(self, started: float, arrivals: Sequence[float], expected: int) -> float | None:
         """When a replica that is not done yet ends its inner loop."""
@@ -72,9 +103,62 @@ class Pace:
         """A round has ended. What came after `stop` tells nothing of how long to wait: it was cut short, and came when
         the wait let it. Counted, each wait would make the next one longer, until all wait for the slowest replica."""
         half, stop = halfway(arrivals, expected), self.stop(started, arrivals, expected)
-        if half is not None and stop is not None:
-            self.halves.append(half - started)
-            self.delays.append(max(each for each in arrivals if each <= max(half, stop)) - half)
+        if half is None or stop is None:
+            return
+        in_time = [each for each in arrivals if each <= max(half, stop)]
+        delay, is_whole = max(in_time) - half, len(in_time) >= expected
+        if (known := self._known(expected)) is not None:
+            self._charge(started, arrivals, expected, known)
+        if half - started >= self.usual / 2:  # else this peer catches up, and finds all there
+            was_cut = stop < half + (known or 0.0)  # a replica that is as quick as usual
+            self._measure(started, delay, is_whole and not was_cut, expected)
+        self.measured = started
+        self.halves.append(half - started)
+        self.delays.append(delay)
+
+    def _known(self, expected: int) -> float | None:
+        """The seconds that the last of so many contributions usually takes after half of them; None: not known. With
+        one more replica they are no more: half come later."""
+        fewer = [replicas for replicas in self.usual_delays if replicas <= expected]
+        return self.usual_delays[max(fewer)] if fewer else None
+
+    def _most(self, length: float, expected: int) -> float:
+        """The seconds that a round of this length waits at most after half of its contributions."""
+        known = self._known(expected)
+        usual = known if known is not None else median(self.delays) if self.delays else length
+        return self.patience * max(usual, LEAST_SHARE * length, LEAST_SECONDS)
+
+    def _measure(self, started: float, delay: float, is_complete: bool, expected: int) -> None:
+        """Note the delay of a part of a round, `is_complete` if all contributions to it came in time, and none had to
+        be cut short for that."""
+        if expected != self.replicas:
+            self.complete.clear()
+            self.replicas = expected
+        if not is_complete:
+            if expected in self.usual_delays:  # else the median would become that of the short rounds alone
+                self.complete.clear()
+            return
+        if started == self.measured and self.complete:
+            delay = max(delay, self.complete.pop())
+        self.complete.append(delay)
+        if len(self.complete) >= ROUNDS_NEEDED:
+            usual = median(self.complete)
+            self.usual_delays[expected] = min(self.usual_delays.get(expected, usual), usual)
+
+    def _charge(self, started: float, arrivals: Sequence[float], expected: int, usual: float) -> None:
+        """Charge a part of a round that has ended for what it has waited beyond the usual delay."""
+        until, half = self.wait(started, arrivals, expected), self._half(started, arrivals, expected)
+        assert until is not None
+        assert half is not None
+        length = max(0.0, half - started)
+        ended = min(until, max(half, *arrivals)) if len(arrivals) >= expected else until
+        charge = ended - half - usual - CREDIT_SHARE * (length + usual)
+        if started == self.measured:
+            charge, more = max(charge, self.charged), max(0.0, charge - self.charged)
+        else:
+            more = charge
+        self.charged = charge
+        self.used = min(max(0.0, self.used + more), MOST_CREDIT * (length + usual))
 
     def _half(self, started: float, arrivals: Sequence[float], expected: int) -> float | None:
         """When half were here, but not before they usually are: what a broken group had done comes early."""

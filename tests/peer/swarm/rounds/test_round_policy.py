@@ -1,5 +1,8 @@
 """When a round is over for a peer, and how long it waits, from what it has seen."""
 
+import math
+import random
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -8,9 +11,11 @@ from peer.swarm.rounds import round_policy
 from peer.swarm.rounds.round_policy import (
     BEHIND_ROUNDS,
     BEHIND_SECONDS,
+    CREDIT_SHARE,
     EARLY_SHARE,
     LAST,
     LEAST_SECONDS,
+    MOST_CREDIT,
     ROUNDS_REMEMBERED,
     Pace,
     PartSeen,
@@ -275,3 +280,87 @@ def test_the_runs_last_contributions_are_waited_for_longer_and_nobody_trains_for
     pace = Pace(3.0)
     assert pace.wait(0.0, [100.0], 2, last=True) == pytest.approx(100 + LAST * 300)
     assert pace.stop(0.0, [100.0], 2) == pytest.approx(100 + EARLY_SHARE * 300)
+
+
+# What a slow replica costs a quick one
+
+QUICK, DELAY = 20.0, 10.0
+"""Seconds until the quick replica's contribution of a round is out, and from there to that of the other one."""
+
+
+def rounds_beside(pace: Pace, delays: Callable[[int, float], float], rounds: int, parts: int = 3) -> list[float]:
+    """The lengths of rounds of a quick replica, beside one whose contribution comes so many seconds after its own:
+    `delays` is given the round, and for how long it is waited for."""
+    lengths, now = list[float](), 0.0
+    for round in range(rounds):
+        half = now + QUICK
+        until = pace.wait(now, [half], 2)
+        assert until is not None
+        came = half + delays(round, until - half)
+        arrivals = [half, came] if came <= until else [half]
+        for _ in range(parts):
+            pace.remember(now, arrivals, 2)
+        lengths.append(min(came, until) - now)
+        now = min(came, until)
+    return lengths
+
+
+GOOD, SLOW = 10, 100
+
+
+@pytest.mark.parametrize(
+    "slowness",
+    [
+        lambda round, wait: math.inf,
+        lambda round, wait: wait,
+        lambda round, wait: EARLY_SHARE * wait,
+        lambda round, wait: DELAY * 1.02**round,
+        lambda round, wait: DELAY if round % 5 else wait,
+        lambda round, wait: DELAY if round % 3 else math.inf,
+    ],
+    ids=["it never comes", "just in time", "before the stop", "a little more each round", "now and then", "and never"],
+)
+def test_a_quick_replica_keeps_its_steps_however_a_slow_one_goes_about_it(slowness: Callable[[int, float], float]):
+    lengths = rounds_beside(Pace(3.0), lambda n, w: DELAY if n < GOOD else slowness(n - GOOD, w), GOOD + SLOW)
+    usual = QUICK + DELAY
+    assert sum(lengths[GOOD:]) <= (1 + CREDIT_SHARE) * usual * SLOW + MOST_CREDIT * usual + 1e-6
+    assert usual * SLOW / sum(lengths[GOOD:]) >= 0.95
+
+
+def test_a_steady_slow_replica_is_always_waited_for():
+    chance = random.Random(1)
+    lengths = rounds_beside(Pace(3.0), lambda round, wait: DELAY * chance.uniform(0.9, 1.1), 300)
+    assert min(lengths) >= QUICK + 0.9 * DELAY
+    pace = Pace(3.0)
+    assert set(rounds_beside(pace, lambda round, wait: DELAY, 100)) == {QUICK + DELAY}
+    assert pace.stop(0.0, [QUICK], 2) >= QUICK + DELAY  # type: ignore[operator]
+
+
+def test_after_a_slow_time_a_replica_that_is_as_quick_as_before_is_waited_for_again():
+    pace = Pace(3.0)
+    lengths = rounds_beside(pace, lambda round, wait: wait if GOOD <= round < 40 else DELAY, 60)
+    assert lengths[40:] == pytest.approx([QUICK + DELAY] * 20)
+
+
+def test_a_peer_that_catches_up_does_not_take_the_rounds_of_then_for_usual():
+    pace = Pace(3.0)
+    rounds_beside(pace, lambda round, wait: DELAY, GOOD)
+    known = dict(pace.usual_delays)
+    pace.remember(1000.0, [1000.1, 1000.1], 2)
+    pace.remember(1000.2, [1000.3, 1000.3], 2)
+    assert pace.usual_delays == known
+
+
+def test_with_another_replica_what_was_usual_stays_a_bound_and_with_fewer_it_is_measured_anew():
+    pace = Pace(3.0)
+    rounds_beside(pace, lambda round, wait: DELAY, GOOD)
+    waits = []
+    for start in map(float, range(1000, 1600, 60)):
+        arrivals = [start + QUICK, start + QUICK]
+        waits.append(pace.wait(start, arrivals, 3))
+        pace.remember(start, arrivals, 3)
+    assert waits[-1] <= 1540.0 + (QUICK + DELAY) * (1 + CREDIT_SHARE)
+    assert pace.wait(2000.0, [2000.0 + QUICK], 1) == pytest.approx(2000.0 + QUICK + 3.0 * LEAST_SECONDS)
+    for start in map(float, range(2000, 2300, 60)):
+        pace.remember(start, [start + QUICK, start + QUICK + 3 * DELAY / 4, start + QUICK + DELAY / 2], 3)
+    assert pace.usual_delays == {2: DELAY, 3: 3 * DELAY / 4 - DELAY / 2}
