@@ -154,6 +154,7 @@ class StepReport(Strict):
     compression: int = Field(0, ge=0, le=65536, description="d / k that its group has chosen; 0: the run's own")
     credit: Count = Field(0, description="tokens of work that receipts show")
     waits: ShortText = Field("", description="what it waits for, and what ends the wait; empty: it waits for nothing")
+    slow: ShortText = Field("", description="the member of its group that is slow, and by how much; empty: nobody is")
     happened: list[Told] = Field(default_factory=list, max_length=MOST_HAPPENED)
     left_out: Count = Field(0, description="so many things that happened are not told")
 
@@ -236,6 +237,9 @@ class GroupView(ViewModel):
     members: list[str]
     compression: int = Field(1, description="d / k")
     broken: str = Field("", description="why it does not train now, if it does not")
+    slow: str = Field(
+        "", description="the member that is slow, and by how much, as one beside it says; empty: nobody is"
+    )
 
 
 class RoundView(ViewModel):

@@ -255,7 +255,7 @@ def group_views(
                 broken[replica] = peer.broken
     return sorted(
         (
-            _view(peers[PeerId(each)], seats, broken.get(each, ""), compression, now, state)
+            _view(peers[PeerId(each)], seats, broken.get(each, ""), _slow(peers, seats), compression, now, state)
             for each, seats in members.items()
         ),
         key=lambda each: (each.slot, each.replica),
@@ -277,8 +277,21 @@ def stages_short(peers: Iterable[Peer], stages: int) -> str:
     return f"{lacking}; one more at each makes another group"
 
 
+def _slow(peers: Mapping[PeerId, Peer], seats: list[str]) -> str:
+    """The slow member of a group, in the words of the last stage that knows of one: all stages before that wait for it,
+    and cannot tell it from the stage behind them."""
+    told = (peers[PeerId(seat)].batch.slow for seat in reversed(seats) if PeerId(seat) in peers)
+    return next(filter(None, told), "")
+
+
 def _view(
-    leader: Peer, seats: list[str], broken: str, compression: Callable[[Peer], int], now: float, state: RunState
+    leader: Peer,
+    seats: list[str],
+    broken: str,
+    slow: str,
+    compression: Callable[[Peer], int],
+    now: float,
+    state: RunState,
 ) -> GroupView:
     missing = [str(stage) for stage, peer in enumerate(seats) if not peer]
     silent = silent_leader(leader, now, AT_WORK_SECONDS if missing and leader.batch.step else SILENT_SECONDS)
@@ -290,4 +303,5 @@ def _view(
         members=seats,
         compression=compression(leader),
         broken=broken,
+        slow="" if broken or state == "finished" else slow,
     )

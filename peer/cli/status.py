@@ -136,6 +136,7 @@ def drawn(view: "View", trouble: str = "") -> "RenderableType":
         whys.append(f"The run is {view.state} since {since}: {view.state_why}")
     whys += [f"{each.id[-8:]} is {each.state}: {each.why}" for each in view.peers if each.state in UNUSUAL]
     whys += [f"The group of {each.replica[-8:]} does not train: {each.broken}" for each in view.groups if each.broken]
+    whys += [f"The group of {each.replica[-8:]} is slow: {each.slow}" for each in view.groups if each.slow]
     whys += [f"{view.short[0].upper()}{view.short[1:]}"] if view.short else []
     parts += [Text(printable(why), style="yellow") for why in whys]
     if view.history:

@@ -185,6 +185,7 @@ class Reporter:
                 compression=status.compression,
                 credit=status.credit,
                 waits=_cut(status.waits_for),
+                slow=_cut(status.slow),
                 happened=happened,
                 left_out=self.left_out,
             )

@@ -46,6 +46,84 @@ class MemberChanged(EventBase):
         return f"Stage {self.stage} goes from peer {tail(self.member)} to peer {tail(self.peer)}: {self.cause}."
 
 
+NOBODY_FREE = "no other volunteer of its stage is free"
+"""The reason why a slow member keeps its seat."""
+
+THIS_PEER = "that is this peer: its machine or its line is busy with something else, or hot"
+"""The reason that the owner of a slow member reads."""
+
+
+def how_slow(seconds: float, usual: float, promised: float) -> str:
+    """Describe how slow a stage is, in words to follow its name: with it the group's steps take so many `seconds`, and
+    took the `usual` ones before; its own passes of a step take the `promised` seconds by what it has said (0: it has
+    not)."""
+    says = f", and it says that it could in {promised:.2g} s" if promised else ""
+    return f"takes {seconds:.3g} s a step; its group took {usual:.2g} s before{says}"
+
+
+@dataclass(frozen=True, slots=True)
+class SlowMember(EventBase):
+    """A member of this peer's group, or this peer itself, has become slow, and keeps its seat. `or_further`: it may be
+    one behind it."""
+
+    peer: str
+    stage: int
+    seconds: float
+    usual: float
+    promised: float
+    reason: str
+    or_further: bool = False
+
+    level = "warning"
+
+    @property
+    def finding(self) -> str:
+        """The slow member, and by how much it is slow, in words."""
+        further = ", or one behind it," if self.or_further else ""
+        return (
+            f"stage {self.stage} (peer {tail(self.peer)}){further} {how_slow(self.seconds, self.usual, self.promised)}"
+        )
+
+    @property
+    def words(self) -> str:
+        return f"{self.finding[0].upper()}{self.finding[1:]}; {self.reason}."
+
+
+@dataclass(frozen=True, slots=True)
+class MemberRecovered(EventBase):
+    """A member of this peer's group that was slow is as quick as before."""
+
+    peer: str
+    stage: int
+
+    @property
+    def words(self) -> str:
+        return f"Stage {self.stage} (peer {tail(self.peer)}) is as quick as before."
+
+
+@dataclass(frozen=True, slots=True)
+class MemberReplaced(EventBase):
+    """This peer lets a slow neighbour go, to try a free volunteer of its stage. Nobody avoids the slow one for it."""
+
+    peer: str
+    stage: int
+    seconds: float
+    usual: float
+    promised: float
+
+    level = "warning"
+
+    @property
+    def reason(self) -> str:
+        """The reason why it is replaced, in words."""
+        slow = how_slow(self.seconds, self.usual, self.promised)
+        return f"stage {self.stage} (peer {tail(self.peer)}) {slow}: another volunteer of its stage is tried"
+
+    @property
+    def words(self) -> str:
+        return f"{self.reason[0].upper()}{self.reason[1:]}."
+
+
 @dataclass(frozen=True, slots=True)
 class Released(EventBase):
     """This peer has left its group between two rounds, and is free for one that it suits better."""
@@ -78,5 +156,5 @@ class CompressionChosen(EventBase):
         return self.why
 
 
-GroupDecision = Dismissed | MemberChanged | Released | CompressionChosen
+GroupDecision = Dismissed | MemberChanged | SlowMember | MemberRecovered | MemberReplaced | Released | CompressionChosen
 """Those of this module."""

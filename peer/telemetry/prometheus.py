@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Enum, Gauge, Histogram
 
 from peer.telemetry.decisions import Avoided, NotCounted, Pulse, Resynchronised
 from peer.telemetry.events import Evaluated, Event, GroupBroken, Joined, Refused, RoundDone, StepDone
+from peer.telemetry.group_decisions import MemberReplaced
 from peer.telemetry.status import DaemonState, Status
 from protocol.addresses import join, read_place
 from protocol.errors import FormatError, ResourceError, UserError
@@ -20,6 +21,7 @@ ROUND_SECONDS = (1, 5, 15, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200)
 
 COUNTED: dict[type[Any], tuple[str, str]] = {
     GroupBroken: ("groups_broken", "Times a group of this peer lost a member"),
+    MemberReplaced: ("members_replaced", "Times this peer let a slow neighbour go for another volunteer of its stage"),
     Refused: ("refused", "Times another peer sent what is not valid"),
     Avoided: ("avoided", "Times this peer hung up on another for breaking the protocol"),
     Resynchronised: ("resynchronised", "Times this peer took the state of the others in place of its own"),

@@ -36,7 +36,7 @@ from peer.telemetry.events import (
     RoundDone,
     StepDone,
 )
-from peer.telemetry.group_decisions import CompressionChosen, Released
+from peer.telemetry.group_decisions import CompressionChosen, MemberRecovered, Released, SlowMember
 from protocol.clock import monotonic
 
 DaemonState = Literal["starting", "waiting", "training", "paused", "leaving", "finished", "failed"]
@@ -72,6 +72,8 @@ class Status:
     inner_steps: int = 0
     replica: str = ""
     members: list[str] = field(default_factory=list)
+    slow: str = ""
+    """The member of its group that is slow, and by how much, in words; empty: nobody is."""
     round: int = 0
     step: int = 0
     last_step: StepDone | None = None
@@ -147,11 +149,15 @@ class Status:
                 self.doing = f"{doing}: {done / total:.0%}" if total else doing
                 if self.state == "starting":  # a peer joins step by step: what it waited for is there
                     self.waiting = None
+            case SlowMember():
+                self.slow = event.finding
+            case MemberRecovered():
+                self.slow = ""
             case GroupFormed(replica, _, members):
-                self.replica, self.members, self.waiting = replica, list(members), None
+                self.replica, self.members, self.waiting, self.slow = replica, list(members), None, ""
                 self._rest("it begins the inner loop")
             case GroupBroken() | Released():
-                self.replica, self.members, self.waiting = "", [], None
+                self.replica, self.members, self.waiting, self.slow = "", [], None, ""
                 self._rest(event.cause)
             case StepDone(round, step, loss, tokens):
                 follows = self._stepped is not None and (self.round, self.step) == (round, step)
@@ -186,7 +192,7 @@ class Status:
                 self.peers, self.lost, self.pulse, self.moved, self._pulsed = event.peers, event.lost, event, moved, now
             case Paused(reason):
                 self.state, self.waiting, self.doing = "paused", None, reason
-                self.replica, self.members, self.up, self.down = "", [], 0.0, 0.0
+                self.replica, self.members, self.slow, self.up, self.down = "", [], "", 0.0, 0.0
             case PauseEnded():
                 self.state, self.doing = "starting", ""
             case Left():

@@ -36,7 +36,7 @@ from peer.telemetry.events import (
     Serving,
     StepDone,
 )
-from peer.telemetry.group_decisions import CompressionChosen, Dismissed, MemberChanged
+from peer.telemetry.group_decisions import CompressionChosen, Dismissed, MemberChanged, MemberReplaced, SlowMember
 from peer.telemetry.run_report import Report
 from peer.telemetry.status import Status
 from protocol.clock import monotonic
@@ -242,6 +242,8 @@ TOLD = (
     | Tried
     | Dismissed
     | MemberChanged
+    | MemberReplaced
+    | SlowMember
     | GoalChanged
     | EndedEarly
     | NotCounted

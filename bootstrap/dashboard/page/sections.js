@@ -72,6 +72,7 @@ export function pipeline(view, known) {
         make("span", { class: "name" }, `Group ${index + 1}`),
         make("span", {}, group.compression > 1 ? `sends 1/${whole(group.compression)}` : "sends all"),
         group.broken && make("span", { class: "why" }, "does not train: ", said(group.broken)),
+        group.slow && make("span", { class: "why" }, "is slow: ", said(group.slow)),
       ),
       ...stages.map((stage) => {
         const peer = known.get(group.members[stage]);

@@ -282,6 +282,24 @@ def test_a_group_with_an_empty_stage_says_which_where_the_run_has_begun_and_is_n
     assert (view.state, view.groups[0].broken) == ("finished", "")
 
 
+def test_who_is_slow_is_told_by_the_last_stage_that_knows_of_somebody():
+    """All stages before wait for that one, and may take the one behind them for it."""
+    scene = Scene(LEADER, MEMBER)
+    for peer in (LEADER, MEMBER):
+        scene.says(peer, replica=LEADER)
+        scene.tells(peer, GroupJoined(name="GroupFormed", replica=LEADER, members=[LEADER, MEMBER]), round=1, step=1)
+    scene.sync()
+    (group,) = scene.fold.view(scene.now).groups
+    assert group.slow == ""
+    scene.tells(LEADER, round=1, step=2, slow="stage 1, or one behind it")
+    assert scene.fold.view(scene.now).groups[0].slow == "stage 1, or one behind it"
+    scene.tells(MEMBER, round=1, step=2, slow="stage 2")
+    assert scene.fold.view(scene.now).groups[0].slow == "stage 2"
+    scene.tells(MEMBER, GroupLost(name="GroupBroken", replica=LEADER, why="it leaves"), slow="stage 2")
+    scene.tells(LEADER, GroupLost(name="GroupBroken", replica=LEADER, why="stage 1 is gone"), slow="stage 2")
+    assert scene.fold.view(scene.now).groups[0].slow == ""
+
+
 def test_rates_are_those_of_the_last_seconds_and_fall_when_nothing_is_told():
     scene = Scene(LEADER)
     for second in range(10):

@@ -59,6 +59,11 @@ def test_peers_rounds_and_what_happened_are_there():
         assert words in seen, words
 
 
+def test_a_slow_member_is_named():
+    slow = GroupView(replica=LEADER, slot=0, members=[LEADER], slow="stage 1 (peer QmB) takes 14 s a step")
+    assert "The group of aLeader1 is slow: stage 1 (peer QmB) takes 14 s a step" in shown(groups=[slow])
+
+
 def test_nobody_moves_the_cursor_of_who_looks():
     assert "\x1b" not in shown("\x1b[2J")
 

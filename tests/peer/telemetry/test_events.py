@@ -16,7 +16,7 @@ from peer.telemetry.events import (
     from_line,
     to_line,
 )
-from peer.telemetry.group_decisions import CompressionChosen
+from peer.telemetry.group_decisions import CompressionChosen, MemberReplaced
 
 EVENTS = [
     Credited(3, 4096, ["QmNeighbour", "QmWitness"], True),
@@ -68,6 +68,11 @@ def test_an_event_says_nothing_unless_its_class_does():
     [
         (Refused("QmB", "garbage"), "garbage"),
         (CompressionChosen(8, "the links are slow"), "the links are slow"),
+        (
+            MemberReplaced("QmB", 1, 14.0, 1.1, 0.0),
+            "stage 1 (peer QmB) takes 14 s a step; its group took 1.1 s before: another volunteer of its stage is "
+            "tried",
+        ),
         (Failed("no port is free", 4), "no port is free"),
         (Tried(4, "QmC", 0.25, "a copy"), "a copy"),
         (Resynchronised("stage-1", 5, 0), "most peers had another state of stage-1"),

@@ -20,7 +20,7 @@ from peer.telemetry.events import (
     RoundDone,
     StepDone,
 )
-from peer.telemetry.group_decisions import CompressionChosen
+from peer.telemetry.group_decisions import NOBODY_FREE, CompressionChosen, MemberRecovered, SlowMember
 from peer.telemetry.status import EventStream, Status
 
 
@@ -143,6 +143,26 @@ def test_what_counts_since_joining_begins_anew_with_each_joining():
     assert (made.joins, made.last_step, made.tokens, made.compression, made.loss) == (2, None, 0, 0, 5.0)
     made.take(StepDone(3, 1, 4.0, 10), 9.0)
     assert (made.tokens, made.step_seconds) == (10, None)
+
+
+def test_who_is_slow_is_shown_until_it_has_recovered_or_the_group_is_another():
+    slow = SlowMember("QmSlow", 2, 14.2, 1.1, 0.9, NOBODY_FREE)
+    finding = (
+        "stage 2 (peer QmSlow) takes 14.2 s a step; its group took 1.1 s before, and it says that it could in 0.9 s"
+    )
+    assert slow.finding == finding
+    assert slow.words == f"S{finding[1:]}; {NOBODY_FREE}."
+    for end in (
+        MemberRecovered("QmSlow", 2),
+        GroupBroken("QmA", 1, 1, "lost"),
+        Paused("heat"),
+        GroupFormed("QmA", 0, [], ""),
+    ):
+        made = after(JOINED, slow)
+        assert made.slow == finding
+        made.take(end, 9.0)
+        assert made.slow == ""
+    assert "stage 2 (peer QmSlow), or one behind it, takes" in SlowMember("QmSlow", 2, 2, 1, 0, "", True).finding
 
 
 def test_a_steps_seconds_are_those_since_the_one_before_it_in_its_round():
