@@ -97,6 +97,10 @@ class PipelineStage:
     """Where stages clip by each other's: Σ g² of this stage and of those behind it in the last step of the round."""
     waiting: Link | None = None
     """From whom something is due now, while this stage has nothing to do."""
+    waited_before: float = 0.0
+    waited_behind: float = 0.0
+    """Seconds of the step for which this stage had nothing to do and waited for the stage before it, and for the one
+    behind it."""
     goal: int = 0
     """The inner steps that its replica means to take in this round, for the learning rate; 0: H."""
     begun: int = 0
@@ -117,6 +121,7 @@ class PipelineStage:
             BreachError: one of them broke the protocol.
         """
         self.norms = self.norms if step else ()
+        self.waited_before = self.waited_behind = 0.0
         hand = StepInHand(self, round, step, source)
         try:
             taken = await hand.take()
@@ -264,11 +269,16 @@ class StepInHand:
 
     @contextmanager
     def _waiting_for(self, link: Link | None) -> Iterator[None]:
-        self.here.waiting = link
+        here, begun = self.here, monotonic()
+        here.waiting = link
         try:
             yield
         finally:
-            self.here.waiting = None
+            here.waiting = None
+            if link is here.upstream:
+                here.waited_before += monotonic() - begun
+            else:
+                here.waited_behind += monotonic() - begun
 
     # Passes
 

@@ -7,11 +7,13 @@ answers for those behind it: who finds nobody in time gives way to another of it
 
 import asyncio
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from peer.network.gossip import Reconciler
 from peer.network.group import Link, PipelineService, call, link
 from peer.swarm.group.plan import backoff_seconds, preferred
+from peer.swarm.group.slowness import Replaced
+from peer.swarm.roles import looking
 from protocol.clock import monotonic
 from protocol.codec.seating import pack_seats, unpack_seats
 from protocol.errors import HetpeerError, LostMemberError, RefusedError
@@ -69,6 +71,10 @@ class GroupSeats:
     until: float = 0.0
     silent: PeerId | None = None
     """Who did not answer there in time: it is called last."""
+    replaced: Replaced = field(default_factory=Replaced)
+    """The neighbours that were slow: they are called last."""
+    replacing_until: float = 0.0
+    """The time, by `monotonic`, until which a first stage that was slow has to wait for another to call."""
 
     def __post_init__(self) -> None:
         if self._me.stage:
@@ -145,11 +151,21 @@ class GroupSeats:
             raise RefusedError("this peer knows no first stage of that name")
         if not self.open or me.phase:
             raise RefusedError("this peer takes no part in groups now" if not me.phase else f"this peer is {me.phase}")
+        if self._waits_for_another(neighbour):
+            raise RefusedError("your group was slow, and this peer waits for another first stage")
         if self.is_called or (self.upstream is not None and not self.upstream.ended):
             raise RefusedError("this peer is in another group")
         self.called, self.calls_for = self._link_to(neighbour, me.stage - 1), replica
         self._news.ring()
         return self.called
+
+    def _waits_for_another(self, first: PeerId) -> bool:
+        """Whether a first stage that was slow is refused, since another is there that looks for members."""
+        now = monotonic()
+        if now >= self.replacing_until or not self.replaced.is_last(first, now):
+            return False
+        others = looking(self.reconciler.discovery.peers(), 0)
+        return any(peer.peer_id != first and not self.replaced.is_last(peer.peer_id, now) for peer in others)
 
     def sit_down(self) -> None:
         """Take the seat behind the stage that has called."""
@@ -199,7 +215,8 @@ class GroupSeats:
         if usual is not None and usual.stage == self._me.stage + 1 and usual.replica in ("", self.replica):
             order = [usual, *(peer for peer in order if peer.peer_id != usual.peer_id)]
         order = [peer for peer in order if peer.peer_id != without]
-        order.sort(key=lambda peer: peer.peer_id == self.silent)
+        now = monotonic()
+        order.sort(key=lambda peer: (self.replaced.is_last(peer.peer_id, now), peer.peer_id == self.silent))
         return order[attempt % len(order)] if order else None
 
     async def _call(self, peer: PeerRecord) -> bool:
@@ -275,8 +292,17 @@ class GroupSeats:
         self.replica, self.behind = NO_GROUP, ()
 
     def wait_for(self, peer: PeerId | None) -> None:
-        """From the next group on, another is to sit behind this stage, whom another group lets go."""
-        self.wished, self.until = peer, monotonic() + REGROUP_SECONDS
+        """Wait, from the next group on, for a volunteer that another group lets go, to sit behind this stage. One that
+        was slow not long ago is not waited for."""
+        now = monotonic()
+        is_slow = peer is not None and self.replaced.is_last(peer, now)
+        self.wished, self.until = None if is_slow else peer, now + REGROUP_SECONDS
+
+    def replace(self, peer: PeerId) -> None:
+        """Look, from the next group on, for another in the place of a neighbour that was slow."""
+        now = monotonic()
+        self.replaced.note(peer, now)
+        self.replacing_until = now + REGROUP_SECONDS
 
     def close(self) -> None:
         """Take no more calls, and hang up on who has called: it looks for another."""

@@ -16,6 +16,7 @@ from peer.swarm.group.agreement import Agreement, SilentError
 from peer.swarm.group.compression import Choice
 from peer.swarm.group.plan import better_group
 from peer.swarm.group.seats import GroupSeats, pause
+from peer.swarm.group.slow_members import SlowMembers
 from peer.swarm.group.spot_checks import SpotChecking
 from peer.swarm.group.stage_round import LeavingError, RoundText, StageRound
 from peer.swarm.group.stragglers import patience_with
@@ -43,6 +44,7 @@ class ServedStage:
     reader: Reader | None = None
     choice: Choice | None = None
     agreement: Agreement = field(init=False)
+    slow_members: SlowMembers = field(init=False)
     offer: OfferFrame | None = None
     """What this group has agreed on last."""
     told: tuple[PeerId, ...] = ()
@@ -51,6 +53,7 @@ class ServedStage:
     def __post_init__(self) -> None:
         """No group has formed."""
         self.agreement = Agreement(self.here, self.seats, self.choice)
+        self.slow_members = SlowMembers(self.outer, self.seats)
 
     @property
     def outer(self) -> OuterLoop:
@@ -181,6 +184,7 @@ class ServedStage:
         if self.told:
             outer.emit(GroupBroken(self.seats.replica, self.here.round, self.here.steps, reason))
         self.told, self.offer = (), None  # should the same peers form it again, that is told
+        self.slow_members.group_broken()
         if isinstance(error, SilentError):
             self.seats.silent = error.peer
         if self.here.pipeline is not None:  # else what has been said of the last step still goes out
@@ -213,17 +217,21 @@ class ServedStage:
         """Inner steps until the round's end.
 
         Raises:
-            LostMemberError, BreachError: a neighbour is gone, or broke the protocol.
+            LostMemberError, BreachError: a neighbour is gone, or broke the protocol, or is slow while another
+                volunteer of its stage is free.
         """
         here = self.here
         source, last = RoundText(here, self.reader) if self.reader is not None else None, here.steps >= here.goal
         with self._checking() as checks:
             while not last:
+                self.slow_members.require_quick()
                 taken = await here.step(source)
                 checks.step_taken(here.steps)
                 if self.choice is not None:
                     self.choice.note(taken.seconds, taken.sums.passes)
                 last = taken.last
+                if here.times is not None and self.offer is not None:
+                    self.slow_members.step_taken(self.offer, here.step_kind, here.times)
                 if self.outer.leaving and not last:
                     raise LeavingError("this peer leaves")
         here.end_steps()

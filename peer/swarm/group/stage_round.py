@@ -14,6 +14,7 @@ from peer.network.receipt_exchange import Earned
 from peer.swarm import waits
 from peer.swarm.group.handover import Handover
 from peer.swarm.group.inner_step import PipelineStage, Source, StepTaken
+from peer.swarm.group.slowness import TOLERANCE, StepKind, StepTimes
 from peer.swarm.group.spot_checks import Received
 from peer.swarm.group.stragglers import StepPace
 from peer.swarm.rounds.catch_up import agree
@@ -77,6 +78,8 @@ class StageRound:
     depth: int = 0
     """Microbatches in flight that the last links needed."""
     pace: StepPace = field(default_factory=StepPace)
+    times: StepTimes | None = None
+    """The times of the last inner step."""
     overdue: Callable[[float], None] = lambda seconds: None
     """Is told, again and again, for how long the step in flight has lasted."""
     started: float = field(default_factory=monotonic)
@@ -139,6 +142,11 @@ class StageRound:
         self.steps, self.pipeline.received.group_digest = step, group_digest
 
     @property
+    def step_kind(self) -> StepKind:
+        """The kind of the last inner step."""
+        return self.compression, self.outer.manifest.inner.overlap > 0 and self.steps == 1
+
+    @property
     def waits_for(self) -> Link | None:
         """The link to the neighbour whose frame is due."""
         return self.pipeline.waiting if self.pipeline is not None else None
@@ -154,8 +162,12 @@ class StageRound:
         self.outer.reconciler.contacts.bandwidth.begin_steps()
         with self._watched():
             taken = await self.pipeline.run(self.round, self.steps, source)
+        seconds = self.pace.seconds[-1]
+        waited = min(seconds, self.pipeline.waited_before), min(seconds, self.pipeline.waited_behind)
+        self.times = StepTimes(seconds, *waited, taken.sums.passes)
         self.outer.emit(StepDone(self.round, self.steps, taken.sums.loss, self.outer.manifest.tokens_per_step))
         self._note_exchange()
+        self._tell_another_speed()
         self.steps += 1
         self.own_steps += 1
         self.outer.record_arrivals()
@@ -188,7 +200,7 @@ class StageRound:
             yield
         finally:
             looking.cancel()
-        self.pace.remember(loop.time() - began)
+        self.pace.remember(min(loop.time() - began, (looks + 1) * LOOK_SECONDS))
 
     def _tell_a_long_step(self) -> None:
         """Say whom a step waits for, if that is not this peer itself."""
@@ -215,6 +227,14 @@ class StageRound:
             if self.pipeline.speed:
                 self.outer.discovery.tell(tokens_per_second=told(self.pipeline.speed))
         self.pipeline = None
+
+    def _tell_another_speed(self) -> None:
+        """Let the record say soon that this stage's own passes are slower or quicker than it says: else the stage
+        before this one could be taken for the slow one."""
+        assert self.pipeline is not None
+        speed, before = self.pipeline.speed, self.outer.discovery.record.tokens_per_second
+        if not before / (1 + TOLERANCE) <= speed <= before * (1 + TOLERANCE):
+            self.outer.discovery.tell(tokens_per_second=told(speed))
 
     async def take_up(self) -> None:
         """Go on as this peer's folder has it, with the optimizer's state."""

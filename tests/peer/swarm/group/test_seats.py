@@ -245,6 +245,41 @@ def test_who_did_not_answer_in_time_is_called_last(tmp_path: Path):
     play(tmp_path, scene)
 
 
+def test_a_neighbour_that_was_slow_is_called_last_and_not_waited_for(tmp_path: Path):
+    async def scene(town: Town) -> None:
+        first = await town.join("a", 0)
+        for name in "bc":
+            await town.join(name, 1)
+        seats = town.of(first)
+        usual = await seats._candidate(0)
+        assert usual is not None
+        seats.usual = usual.peer_id
+        seats.replace(usual.peer_id)
+        assert (await seats._candidate(0)).peer_id != usual.peer_id  # type: ignore[union-attr]
+        assert (await seats._candidate(1)).peer_id == usual.peer_id  # type: ignore[union-attr]
+        seats.wait_for(usual.peer_id)
+        assert seats.wished is None
+
+    play(tmp_path, scene)
+
+
+def test_a_first_stage_that_was_slow_is_refused_for_a_moment_while_another_looks_for_members(tmp_path: Path):
+    async def scene(town: Town) -> None:
+        slow, middle = await town.join("a", 0), await town.join("b", 1)
+        await town.running.end()  # nobody takes calls
+        town.of(middle).replace(PeerId(slow.id))
+        assert await called(town, slow, middle, slow.id)
+        town.of(middle).called = None
+        other = await town.join("c", 0)
+        assert not await called(town, slow, middle, slow.id)
+        assert await called(town, other, middle, other.id)
+        town.of(middle).called = None
+        town.of(middle).replacing_until = 0.0  # the other one has not called in time
+        assert await called(town, slow, middle, slow.id)
+
+    play(tmp_path, scene)
+
+
 Refusal = Callable[[GroupSeats, LoopbackPeer], Any]
 
 
