@@ -1,6 +1,8 @@
 """Files that outlive a crash: replaced whole, locked, and logs that rotate."""
 
+import errno
 import os
+import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +14,38 @@ from protocol.errors import ResourceError
 
 LOG_BYTES = 8 * 1024 * 1024
 """The size at which a log is rotated: some 40,000 lines. With the file before it a log takes 16 MiB at most."""
+
+
+_EXACTLY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+"""Flags with which a symbolic link is not followed, and nobody is waited for at a FIFO."""
+
+
+def open_regular(path: str | Path, flags: int, mode: int = 0o666) -> int:
+    """Open a regular file, and not what a symbolic link of that name leads to, a device or a FIFO. Returns the
+    descriptor. An `opener` for `open`.
+
+    Raises:
+        OSError: it is something else, or cannot be opened.
+    """
+    try:
+        descriptor = os.open(path, flags | _EXACTLY, mode)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "it is a symbolic link, and might lead anywhere: remove it") from None
+        if error.errno == errno.ENXIO:
+            raise OSError(errno.ENXIO, "it is no regular file: remove it") from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no regular file: remove it")
+    return descriptor
+
+
+def why(error: OSError) -> str:
+    """The reason of an error in words, with the cure where it has one that is not plain."""
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return f"{error.strerror}: allow this process more with `ulimit -n`"
+    return error.strerror or str(error)
 
 
 @contextmanager
@@ -27,14 +61,14 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
     partial = path.with_name(f".{path.name}.partial")
     try:
         partial.unlink(missing_ok=True)  # one that a crash left has that file's mode
-        with open(partial, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+        with open(partial, "xb", opener=lambda name, flags: open_regular(name, flags, mode)) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
         sync_folder(path.parent)
     except OSError as error:
-        raise ResourceError(f"cannot write {path}: {error.strerror or error}") from error
+        raise ResourceError(f"cannot write {path}: {why(error)}") from error
     finally:
         partial.unlink(missing_ok=True)
 
@@ -86,14 +120,14 @@ def append_line(path: Path, line: bytes, most_bytes: int = LOG_BYTES) -> None:
     try:
         if path.exists() and path.stat().st_size >= most_bytes:
             os.replace(path, old_log(path))
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        descriptor = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             if os.write(descriptor, line) < len(line):
                 raise ResourceError(f"cannot write {path}: the disk is full")
         finally:
             os.close(descriptor)
     except OSError as error:
-        raise ResourceError(f"cannot write {path}: {error.strerror}") from None
+        raise ResourceError(f"cannot write {path}: {why(error)}") from None
 
 
 def logged_lines(path: Path) -> list[bytes]:

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from protocol.clock import monotonic
 from protocol.errors import RefusedError, ResourceError
-from protocol.files import logged_lines
+from protocol.files import logged_lines, open_regular
 from protocol.identity import PeerId
 
 MOST_USES = 10_000
@@ -174,7 +174,7 @@ def connect(folder: Path) -> sqlite3.Connection:
     """
     path = folder / DATABASE
     if not path.exists():
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))  # SQLite would let others read it
+        os.close(open_regular(path, os.O_WRONLY | os.O_CREAT, 0o600))  # SQLite would let others read it
     mode = "" if os.access(folder, os.W_OK) else "?immutable=1"  # it can be read where nothing can be written
     uri = path.absolute().as_uri() + mode
     lists = sqlite3.connect(uri, BUSY_SECONDS, isolation_level=None, check_same_thread=False, uri=True)

@@ -16,6 +16,7 @@ from peer.network.wanted import LAG_BYTES_PER_SECOND, LAG_SECONDS
 from peer.store.served import SnapshotStore, missing_pieces
 from protocol.codec.snapshot import HEADER_BYTES, PIECE_BYTES, Header, parse_header, piece_bytes
 from protocol.errors import FormatError, HetpeerError, UnreachableError
+from protocol.files import open_regular
 from protocol.identity import PeerId
 from protocol.limits import CALL_SECONDS, CHUNK_BYTES
 from protocol.manifest import Manifest
@@ -186,7 +187,7 @@ def _missing_in(path: Path, header: Header, manifest: Manifest) -> list[int]:
 
 
 def _write_piece(path: Path, index: int, data: bytes) -> None:
-    with path.open("r+b") as file:
+    with open(path, "r+b", opener=open_regular) as file:
         file.seek(index * PIECE_BYTES)
         file.write(data)
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from protocol.errors import ResourceError
-from protocol.files import try_lock, write_atomically
+from protocol.files import open_regular, try_lock, why, write_atomically
 from protocol.identity import RunId
 from protocol.run.run_files import DESCRIPTOR
 from protocol.trust.ticket import Ticket, parse_ticket
@@ -74,9 +74,9 @@ def locked(folder: Path, *others: Path) -> Iterator[Path]:
     for each in (folder, *others):
         try:
             each.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(each / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+            descriptor = open_regular(each / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
-            raise ResourceError(f"cannot use the folder {each}: {error.strerror}") from None
+            raise ResourceError(f"cannot use the folder {each}: {why(error)}") from None
         try:
             if try_lock(descriptor):
                 yield each

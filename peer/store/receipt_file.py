@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from protocol.errors import FormatError, ResourceError
-from protocol.files import sync_folder, write_atomically
+from protocol.files import open_regular, sync_folder, write_atomically
 from protocol.trust.membership_card import Authority
 from protocol.trust.receipts import MOST_LINE, Receipt, from_line, read_receipt, standing, to_line
 
@@ -47,7 +47,7 @@ class KeptReceipts:
         try:
             if path not in self.sizes:
                 self._begin(path)
-            with path.open("ab") as file:
+            with open(path, "ab", opener=open_regular) as file:
                 file.write(b"".join(map(to_line, signed)))
                 file.flush()
                 os.fsync(file.fileno())
@@ -61,7 +61,7 @@ class KeptReceipts:
         """Prepare a file that this process writes to first: cut off what was half written, and tidy those before."""
         self.folder.mkdir(parents=True, exist_ok=True)
         if path.exists():
-            with path.open("r+b") as file:
+            with open(path, "r+b", opener=open_regular) as file:
                 file.truncate(file.read().rfind(b"\n") + 1)
             self._tidy(path)
             return

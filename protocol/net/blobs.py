@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 
 from protocol.errors import FormatError, ResourceError, UnreachableError
+from protocol.files import open_regular
 from protocol.identity import PeerId
 from protocol.limits import CHUNK_BYTES, FLOOR_BYTES_PER_SECOND, SERVED, SERVED_TO_FEW, SERVED_TO_ONE, STALL_SECONDS
 from protocol.manifest import Manifest
@@ -184,7 +185,7 @@ async def fetch_file(
         return path
     received = min(partial.stat().st_size, file.size) if partial.exists() else 0
     try:
-        with partial.open("ab") as out:
+        with os.fdopen(open_regular(partial, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as out:
             out.truncate(received)
             async for data in _stream(
                 channel, manifest, file.sha256, range(received, file.size), bandwidth, Patience()

@@ -4,6 +4,8 @@
 """
 
 import hashlib
+import stat
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,7 +73,7 @@ def load_or_create(directory: Path) -> Identity:
     none.
 
     Raises:
-        ResourceError: the file cannot be written or is not a key of ours.
+        ResourceError: the file cannot be written, or is not a key of ours, or one that others may read.
     """
     path = directory / "identity.key"
     try:
@@ -80,6 +82,7 @@ def load_or_create(directory: Path) -> Identity:
             made = ec.generate_private_key(ec.SECP256R1())
             der = made.private_bytes(Encoding.DER, PrivateFormat.TraditionalOpenSSL, NoEncryption())
             write_atomically(path, _message(der), 0o600)  # whole or not at all, also after a power cut
+        require_private(path)
         key = _parse(path.read_bytes())
     except OSError as error:
         raise ResourceError(f"cannot keep this peer's key in {path}: {error.strerror}") from None
@@ -88,6 +91,20 @@ def load_or_create(directory: Path) -> Identity:
     public = key.public_key()
     compressed = public.public_bytes(Encoding.X962, PublicFormat.CompressedPoint)
     return Identity(path, peer_id_of(public), compressed, key)
+
+
+def require_private(path: Path) -> None:
+    """Require that nobody but its owner may read or replace a secret file.
+
+    Raises:
+        ResourceError: others may.
+        OSError: there is no such file.
+    """
+    if sys.platform != "win32" and stat.S_IMODE(path.stat().st_mode) & 0o077:
+        raise ResourceError(
+            f"{path} is a secret that others on this machine may read: "
+            f"close it to them with `chmod 600 {path}`, or move it away to get a new identity"
+        )
 
 
 def _message(data: bytes) -> bytes:

@@ -12,6 +12,7 @@ import binascii
 import hashlib
 import os
 import re
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -114,6 +115,8 @@ def find(given: str | None, *folders: Path) -> Ticket:
     if source.lstrip().startswith(PREFIX):
         return parse_ticket(source)
     try:
+        if not stat.S_ISREG(os.stat(source).st_mode):
+            raise TicketError(f"{source} is no file that has a ticket: it is a folder, a device or a pipe; {_ASK}")
         with Path(source).open(encoding="utf-8", errors="replace") as file:
             text = file.read(MOST_CHARACTERS)
     except (OSError, ValueError):  # as what is too long for a name: a ticket that was copied with something before it

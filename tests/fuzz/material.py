@@ -41,6 +41,7 @@ def from_file(name: str, read: Callable[[Path], object]) -> Callable[[bytes], ob
         path = folder() / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
+        path.chmod(0o600)
         return read(path)
 
     return read_bytes

@@ -113,6 +113,7 @@ def test_a_key_with_a_password_is_none_of_ours(tmp_path: Path):
     locked = BestAvailableEncryption(b"secret")
     key = ec.generate_private_key(ec.SECP256R1()).private_bytes(Encoding.DER, PrivateFormat.PKCS8, locked)
     (tmp_path / "identity.key").write_bytes(key)
+    (tmp_path / "identity.key").chmod(0o600)
     with pytest.raises(ResourceError, match="not a hetpeer key"):
         load_or_create(tmp_path)
 

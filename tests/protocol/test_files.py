@@ -1,5 +1,7 @@
 """What a crash leaves of files that are replaced whole, who holds a lock, and logs that rotate."""
 
+import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -102,3 +104,36 @@ def test_what_cannot_be_written_or_read_is_named(tmp_path: Path):
     (tmp_path / "events.jsonl").mkdir()
     with pytest.raises(ResourceError, match="cannot read"):
         logged_lines(tmp_path / "events.jsonl")
+
+
+def test_a_log_is_not_written_through_a_symbolic_link_nor_to_a_fifo(tmp_path: Path) -> None:
+    other, path = tmp_path / "other", tmp_path / "log.jsonl"
+    other.write_bytes(b"mine\n")
+    path.symlink_to(other)
+    with pytest.raises(ResourceError, match=r"cannot write .*log.jsonl: it is a symbolic link, .* remove it"):
+        append_line(path, b"line\n")
+    assert other.read_bytes() == b"mine\n"
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(ResourceError, match="it is no regular file"):
+        append_line(path, b"line\n")
+
+
+def test_a_file_is_not_replaced_through_a_link_that_somebody_laid_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, path = tmp_path / "other", tmp_path / "file"
+    other.write_bytes(b"mine")
+    monkeypatch.setattr(Path, "unlink", lambda file, missing_ok=False: file.is_symlink() or file.symlink_to(other))
+    with pytest.raises(ResourceError):
+        write_atomically(path, b"data")
+    assert other.read_bytes() == b"mine"
+
+
+def test_too_many_open_files_are_said_with_the_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os, "open", full)
+    with pytest.raises(ResourceError, match="Too many open files: allow this process more with `ulimit -n`"):
+        append_line(tmp_path / "log.jsonl", b"line\n")

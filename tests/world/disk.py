@@ -82,6 +82,7 @@ class Disk:
                 self._leave(other, now, to / name)
             elif other in now or other in self.files:
                 (to / name).write_bytes(self._bytes(other, now))
+                (to / name).chmod(0o600)  # a key that others may read is refused
 
     def _bytes(self, inode: int, now: dict[int, Path]) -> bytes:
         """A file's bytes after the loss: the safe ones, and some more of what was written behind them."""

@@ -18,12 +18,24 @@ def test_only_the_owner_can_read_the_key(tmp_path):
     assert identity.path.stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620])
+def test_a_key_that_others_may_read_or_replace_is_refused_with_the_cure(tmp_path, mode):
+    path = load_or_create(tmp_path).path
+    path.chmod(mode)
+    with pytest.raises(ResourceError, match=f"others on this machine may read: .* `chmod 600 {path}`"):
+        load_or_create(tmp_path)
+    path.chmod(0o400)
+    assert load_or_create(tmp_path).path == path
+
+
 def test_two_peers_have_two_identities(tmp_path):
     assert load_or_create(tmp_path / "a").peer_id != load_or_create(tmp_path / "b").peer_id
 
 
 def test_a_file_that_is_no_key_is_named(tmp_path):
-    (tmp_path / "identity.key").write_bytes(b"not a key")
+    path = tmp_path / "identity.key"
+    path.write_bytes(b"not a key")
+    path.chmod(0o600)
     with pytest.raises(ResourceError, match=r"identity\.key is not a hetpeer key"):
         load_or_create(tmp_path)
 

@@ -1,6 +1,7 @@
 """The ticket: one line, whole or refused."""
 
 import base64
+import os
 import string
 from dataclasses import replace
 from pathlib import Path
@@ -129,3 +130,10 @@ def test_a_file_of_addresses_that_is_not_there_or_no_text_names_nobody(tmp_path:
     assert recall_addresses(tmp_path) == ()
     (tmp_path / PEERS).write_text("/ip4/127.0.0.1/tcp/1/p2p/QmPeer\n" * 10_000)
     assert len(recall_addresses(tmp_path)) == ADDRESSES_KEPT
+
+
+def test_a_pipe_or_a_device_is_no_file_with_a_ticket(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    for name in (tmp_path / "fifo", "/dev/zero", tmp_path):
+        with pytest.raises(TicketError, match="is no file that has a ticket"):
+            find(str(name), tmp_path)
