@@ -11,21 +11,22 @@ import grpc
 
 from bootstrap.admission.admission_policy import AdmissionPolicy
 from bootstrap.admission.door_answers import Measuring, StatusAnswers
-from bootstrap.admission.front import Front
 from bootstrap.admission.places import Admission
 from bootstrap.admission.registration import Door
 from bootstrap.data.published_text import lookup
 from bootstrap.monitor.holders import Holders
 from bootstrap.monitor.rounds import SwarmPace
 from bootstrap.monitor.watch import Monitor, MonitorService
-from protocol.addresses import LOOPBACK, join, moved
+from protocol.addresses import join, moved
 from protocol.clock import unix_time
 from protocol.files import write_atomically
-from protocol.limits import HEARTBEAT_SECONDS
+from protocol.limits import DOOR_SHARE, HEARTBEAT_SECONDS, PEERS_SHARE
 from protocol.monitor import NodeWord
 from protocol.net import dht as dhts
+from protocol.net import gate as gates
 from protocol.net.blobs import BlobService
-from protocol.net.channels import Credentials, door_options, listen, options
+from protocol.net.channels import Credentials, door_options, options
+from protocol.net.connection_limits import AT_DOOR, OF_PEERS
 from protocol.net.dht import Dht
 from protocol.net.guard import Guard
 from protocol.net.lenient import AnyBytes
@@ -53,10 +54,6 @@ class Listen:
     host: str
     port: int
     announced: str | None = None
-
-    def at(self, offset: int) -> str:
-        """One of the three addresses."""
-        return join(self.host, self.port and self.port + offset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,20 +102,22 @@ async def serve_node(
         monitor = await asyncio.to_thread(Monitor.of, descriptor.manifest, descriptor.run_id, directory)
     holders = await asyncio.to_thread(Holders, authority, directory)
     dht = await dhts.start(identity, where.host, where.port and where.port + 1, register, known)
-    door_server, front = grpc.aio.server(options=door_options(), interceptors=[AnyBytes()]), Front()
-    interceptors = [Guard(admission_policy.objection), AnyBytes()]
-    peers_server = grpc.aio.server(options=options(descriptor.manifest), interceptors=interceptors)
-    open_door = AsyncExitStack()
-
     def word() -> NodeWord:
         return NodeWord(
             monitor.finished(), monitor.taking(), monitor.fold.finished, holders.named(), holders.signed_rewind, keeps
         )
 
     service = MonitorService(descriptor.manifest, monitor, admission_policy.objection)
-    try:
-        front.port = listen(door_server, f"{LOOPBACK}:0", standing.credentials.at_the_door())
-        peers_port = listen(peers_server, where.at(2), standing.credentials.serving())
+    async with AsyncExitStack() as opened:
+        opened.push_async_callback(dht.stop)
+        peers_gate = await gates.bind(where.host, where.port and where.port + 2, OF_PEERS, PEERS_SHARE)
+        opened.push_async_callback(peers_gate.close, GRACE_SECONDS)
+        door_gate = await gates.bind(where.host, where.port, AT_DOOR, DOOR_SHARE)
+        opened.push_async_callback(door_gate.close, GRACE_SECONDS)
+        opened.callback(service.hang_up)
+        interceptors = [Guard(admission_policy.objection, peers_gate.authenticate), AnyBytes()]
+        peers_server = grpc.aio.server(options=options(descriptor.manifest), interceptors=interceptors)
+        door_server = grpc.aio.server(options=door_options(), interceptors=[AnyBytes()])
         admission, measuring = Admission(descriptor.manifest), Measuring()
         door = Door(
             descriptor,
@@ -127,13 +126,13 @@ async def serve_node(
             admission,
             identity,
             standing.credentials,
-            peers_port,
+            peers_gate.port,
             standing.certificate_seconds,
             admission_policy,
             standing.card,
             measuring=measuring,
             mirrors=mirrors,
-            named=front.caller,
+            named=door_gate.caller,
             status=StatusAnswers(monitor.view),
             word=word,
         )
@@ -141,10 +140,9 @@ async def serve_node(
         blobs = BlobService(descriptor.manifest, await asyncio.to_thread(lookup, descriptor, directory))
         blobs_pb2_grpc.add_BlobsServicer_to_server(blobs, peers_server)
         monitor_pb2_grpc.add_MonitorServicer_to_server(service, peers_server)
-        await peers_server.start()
-        await door_server.start()
-        door_port = await open_door.enter_async_context(front.listening(where.host, where.port))
-        ticket = _ticket(descriptor, dht.addresses, door_port, where, standing)
+        await peers_gate.serve(peers_server, standing.credentials.serving())
+        await door_gate.serve(door_server, standing.credentials.at_the_door())
+        ticket = _ticket(descriptor, dht.addresses, door_gate.port, where, standing)
         write_atomically(directory / "ticket", f"{ticket}\n".encode())
         await Relay(dht.streams, register.authority, admission_policy.objection).open()
         tell(ticket)
@@ -152,11 +150,6 @@ async def serve_node(
         following = _follow(dht, register, measuring.pace, monitor, holders, directory, acquainted)
         attached = dht.keep_attached(lambda: [*known, *acquainted])
         await dht.while_alive(_until(stop, following, monitor.keep(), attached))
-    finally:
-        await open_door.aclose()
-        service.hang_up()
-        await asyncio.gather(door_server.stop(GRACE_SECONDS), peers_server.stop(GRACE_SECONDS))
-        await dht.stop()
 
 
 async def _follow(

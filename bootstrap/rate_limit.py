@@ -2,9 +2,10 @@
 
 import math
 from dataclasses import dataclass, field
-from ipaddress import IPv6Address, IPv6Network, ip_address
+from ipaddress import IPv6Address, ip_address
 from urllib.parse import unquote
 
+from protocol.addresses import subscriber
 from protocol.errors import RefusedError
 from protocol.net.allowances import RateLimit
 
@@ -37,11 +38,6 @@ class Rates:
             raise RefusedError(f"too many peers ask {whose} at once: try again in {math.ceil(wait)} s")
 
 
-def caller_at(host: str, port: int) -> str:
-    """What gRPC names a caller at an address."""
-    return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
-
-
 def host_of(caller: str) -> str:
     """The address in gRPC's name of a caller, as `ipv4:192.0.2.1:5000` or `ipv6:%5B2001:db8::1%5D:5000`; else ""."""
     host = unquote(caller).partition(":")[2].rpartition(":")[0].strip("[]").partition("%")[0]
@@ -54,7 +50,5 @@ def host_of(caller: str) -> str:
 
 
 def network_of(caller: str) -> str:
-    """What one subscriber has: an IPv4 address, or the /64 of an IPv6 one (RFC 6177 gives a site no less). Callers
-    without either share one name."""
-    host = host_of(caller)
-    return str(IPv6Network((host, 64), strict=False)) if ":" in host else host
+    """The subscriber that a caller is of (`protocol.addresses.subscriber`)."""
+    return subscriber(host_of(caller))

@@ -48,13 +48,16 @@ from peer.swarm.node import AskNode, Node, Services, Workplace
 from peer.telemetry.events import Progress, Warned
 from peer.telemetry.status import EventStream
 from peer.torch_thread import TorchThread
-from protocol.addresses import dialled_at, join
+from protocol.addresses import dialled_at
 from protocol.errors import ResourceError
 from protocol.files import write_atomically
 from protocol.identity import PeerId
+from protocol.limits import PEERS_SHARE
 from protocol.net import dht as dhts
+from protocol.net import gate as gates
 from protocol.net.blobs import Blob, BlobService
-from protocol.net.channels import listen, options
+from protocol.net.channels import options
+from protocol.net.connection_limits import OF_PEERS
 from protocol.net.guard import Guard
 from protocol.net.lenient import AnyBytes
 from protocol.net.tasks import Children
@@ -82,6 +85,7 @@ class Network:
     """The sockets of a peer that has a place in a run, and whom it knows by them. The server does not answer yet."""
 
     server: grpc.aio.Server
+    gate: gates.Gate
     ways: Ways
     discovery: Discovery
     contacts: Contacts
@@ -174,7 +178,7 @@ async def joined(
         _bind(network.server, settings, services, reconciler)
         emit(Progress("getting ready to compute"))
         await warming
-        await network.server.start()
+        await network.gate.serve(network.server, place.credentials.serving())
         await network.ways.open()
         write_atomically(settings.directory / "ticket", f"{settings.ticket}\n".encode(), 0o600)
         tell_place(settings, descriptor.manifest, record, choice, emit)
@@ -200,13 +204,14 @@ async def _open(
     records: dict[PeerId, PeerRecord] = {}
     bans = Bans(emit, records=records)
     authority = Authority(descriptor.run_id, descriptor.operator, bans.is_revoked)
-    bandwidth, guard = settings.bandwidth(), Guard(bans.objection)
-    server = grpc.aio.server(options=options(manifest, bandwidth.window), interceptors=[guard, AnyBytes()])
+    bandwidth = settings.bandwidth()
     asks = isinstance(place, Admitted)
     way = await reach.find(settings.wish, settings.ticket, identity, settings.directory, asks=asks)
     if said := way.objection or way.doubt:
         emit(Progress(said))
-    port = listen(server, join(way.host, way.port), place.credentials.serving())
+    gate = await gates.bind(way.host, way.port, OF_PEERS, PEERS_SHARE)
+    guard = Guard(bans.objection, gate.authenticate)
+    server = grpc.aio.server(options=options(manifest, bandwidth.window), interceptors=[guard, AnyBytes()])
     try:
         dht = await dhts.start(
             identity,
@@ -219,13 +224,13 @@ async def _open(
             lambda source, error: bans.note(PeerId(source), error),
         )
     except BaseException:
-        await server.stop(None)
+        await gate.close(0.0)
         raise
     opened.push_async_callback(dht.stop)
-    opened.push_async_callback(server.stop, GRACE_SECONDS)
+    opened.push_async_callback(gate.close, GRACE_SECONDS)
     record = PeerRecord(
         peer_id=identity.peer_id,
-        address=way.address(port),
+        address=way.address(gate.port),
         libp2p="" if way.hidden else dialled_at(dht.addresses, way.announced[0]),
         role=settings.role,
         stage=place.card.stage,
@@ -249,8 +254,8 @@ async def _open(
         discovery.news.ring()
 
     bans.listeners.append(hang_up)
-    reached = ways(way, port, dht.streams, discovery, bandwidth, bans.objection, nodes, emit)
-    return Network(server, reached, discovery, contacts, bans)
+    reached = ways(way, gate.connect, dht.streams, discovery, bandwidth, bans.objection, nodes, emit)
+    return Network(server, gate, reached, discovery, contacts, bans)
 
 
 def _reconciler(

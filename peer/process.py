@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -10,7 +11,11 @@ from dataclasses import InitVar, dataclass, field
 
 from peer.telemetry.events import Event, Failed, Listener, from_line, to_line
 from peer.telemetry.status import EventStream, Status
+from protocol.descriptors import raise_limit
 from protocol.errors import HetpeerError
+
+STOPPED_BY = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
+"""The signals that stop a command in order. A terminal that is closed sends SIGHUP."""
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells expect."""
@@ -56,10 +61,11 @@ async def heard(stdout: asyncio.StreamReader) -> AsyncIterator[Event]:
 
 
 def told(emit: Listener, command: Callable[[], int]) -> int:
-    """Run a command; an error of ours becomes one line and an exit code. SIGTERM stops it as Ctrl-C does."""
+    """Run a command; an error of ours becomes one line and an exit code. SIGTERM and SIGHUP stop it as Ctrl-C
+    does; SIGHUP does not where the command was started with `nohup`."""
     gc.freeze()  # what is imported stays: never look at it again
     gc.enable()
-    before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, signal.default_int_handler) for number in heeded()}
     try:
         return command()
     except HetpeerError as error:
@@ -71,11 +77,27 @@ def told(emit: Listener, command: Callable[[], int]) -> int:
             signal.signal(number, handler)
 
 
+def heeded() -> list[signal.Signals]:
+    """The signals that stop this process: SIGHUP is ignored where it was when the process began, as under `nohup`."""
+    ignored = hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [number for number in STOPPED_BY if not (ignored and number == signal.SIGHUP)]
+
+
+def _write_nowhere(terminals: list[int]) -> None:
+    """Have what is written to these descriptors from now on go nowhere: their terminal has been closed, and writing to
+    it is an error."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in terminals:
+        os.dup2(nowhere, descriptor)
+    os.close(nowhere)
+
+
 def run_command(serve: Serve, terminal: Terminal) -> int:
     """Run `serve(stop)` in uvloop until it ends; the process's exit code.
 
-    `stop` is set by Ctrl-C, SIGTERM, and, for children of the testnet, by the end of standard input.
+    `stop` is set by Ctrl-C, SIGTERM, SIGHUP, and, for children of the testnet, by the end of standard input.
     """
+    raise_limit()
     new_loop = None
     if sys.platform != "win32":
         import uvloop
@@ -122,14 +144,17 @@ async def _serve(serve: Serve, until_stdin_closes: bool) -> int | None:
     stop = StopSignal()
     received: list[int] = []
     loop = asyncio.get_running_loop()
+    terminals = [stream.fileno() for stream in (sys.stdout, sys.stderr) if stream.isatty()]
 
     def receive(number: int) -> None:
+        if number not in (signal.SIGINT, signal.SIGTERM):
+            _write_nowhere(terminals)
         received.append(number)
         if stop.is_set():
             stop.insisted.set()
         stop.set()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in heeded():
         loop.add_signal_handler(number, receive, number)
     if until_stdin_closes:
 

@@ -1,7 +1,7 @@
 """Addresses as text: `host:port`, where the host is a name, an IPv4 address, or an IPv6 address in brackets; and the
 multiaddresses of libp2p."""
 
-from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
 
 from protocol.errors import FormatError
 
@@ -94,6 +94,28 @@ def is_public(ip: Ip) -> bool:
     if ip.sixtofour is not None:
         return is_public(ip.sixtofour)
     return ip in GLOBAL_UNICAST and ip.is_global
+
+
+def subscriber(host: str) -> str:
+    """The addresses that one subscriber has: an IPv4 address, or the /64 of an IPv6 one (RFC 6177 gives a site no
+    less). "" where `host` is no IP address: callers without one count as one subscriber."""
+    return _around(host, 32, 64)
+
+
+def site(host: str) -> str:
+    """The network around a subscriber, which one organisation may have: a /24, or a /48. "" as for `subscriber`."""
+    return _around(host, 24, 48)
+
+
+def _around(host: str, bits4: int, bits6: int) -> str:
+    try:
+        ip = ip_address(host.partition("%")[0])
+    except ValueError:
+        return ""
+    if isinstance(ip, IPv6Address):
+        ip = ip.ipv4_mapped or ip
+    bits = bits4 if isinstance(ip, IPv4Address) else bits6
+    return str(ip) if bits == 32 else str(ip_network((ip, bits), strict=False))
 
 
 def multiaddress(host: str, port: int) -> str:

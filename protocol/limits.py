@@ -111,13 +111,13 @@ DOOR_MESSAGE_BYTES = CHUNK_BYTES + 16 * 1024
 """The calls at once on one connection to the door, where callers have no certificate: twice as many as `hetpeer doctor`
 makes, each of at most a piece to measure with. A registration has 5 KiB."""
 
-DOOR_CONNECTIONS, DOOR_CONNECTIONS_OF_NETWORK = 64, 16
-"""The connections to the door at once, of all callers and of one network. Each may hold 8 messages of 272 KiB that are
-half sent, and as much again in buffers and fragments at worst: 47 MiB from one network, 245 MiB from two hundred, were
-measured."""
+DOOR_CONNECTIONS, DOOR_CONNECTIONS_OF_SITE, DOOR_CONNECTIONS_OF_ADDRESS = 64, 32, 16
+"""The connections to the door at once: of all callers, of one /24 or /48, and of one IPv4 address or /64. Each may hold
+8 messages of 272 KiB that are half sent, and as much again in buffers and fragments at worst: 47 MiB from one address,
+245 MiB from two hundred, were measured."""
 
-DOOR_WAITING, DOOR_WAITING_OF_NETWORK = 1024, 256
-"""The connections that wait to be let through to the door, of which nothing is read: a lecture hall that joins at once.
+DOOR_WAITING, DOOR_WAITING_OF_ADDRESS = 1024, 256
+"""The connections that wait to be let through to the door, of which 4 KiB are read: a lecture hall that joins at once.
 """
 
 DOOR_TURN_SECONDS = 20.0
@@ -126,6 +126,36 @@ makes way for one that waits."""
 
 DOOR_SECONDS = 120.0
 """The time for all that a newcomer asks on one connection. Measuring a slow link takes a minute."""
+
+DESCRIPTORS_RESERVED = 256
+"""The descriptors of a process that no connection from outside takes, or half of all if there are fewer than 512. A
+peer has 60 open files and sockets of its own, and a connection to each peer that it calls; a process with 1,024 keeps
+768 for connections."""
+
+CHANNELS_KEPT = 128
+"""The channels that a peer keeps to others for its next calls, one descriptor each. For one more, the one goes that has
+not been used for the longest."""
+
+PEERS_SHARE, DOOR_SHARE, LIBP2P_SHARE = 1 / 2, 1 / 4, 1 / 4
+"""The parts of the descriptors for connections that each port of a process may take. A peer has no door."""
+
+CONNECTIONS, CONNECTIONS_OF_PEER = 768, 16
+"""The connections of certified peers to a peer's port at once, of all and of one peer: each has one for calls, one for
+frames, and some that its last ones have not noticed to be dead. With 1,024 descriptors there are 48."""
+
+CONNECTIONS_PENDING, CONNECTIONS_PENDING_OF_SITE, CONNECTIONS_PENDING_OF_ADDRESS = 48, 32, 16
+"""The connections to a peer's port on which nobody has called yet, at once: of all callers, of one /24 or /48, and of
+one IPv4 address or /64. Peers call as soon as TLS stands: within three round trips."""
+
+CONNECTIONS_WAITING, CONNECTIONS_WAITING_OF_ADDRESS = 256, 128
+"""The connections to a peer's port that have said nothing yet, or wait until there are fewer pending ones. Each holds a
+descriptor and 4 KiB; a pending one holds three, and what TLS needs."""
+
+LIBP2P_CONNECTIONS = 256
+"""The connections to libp2p's daemon at once: it closes some by itself from 512 on."""
+
+LIBP2P_HANDSHAKE_SECONDS = 20.0
+"""The time after which a connection to libp2p's daemon has shaken hands: the daemon closes others after 15 seconds."""
 
 CALLS_AT_ONCE = STREAMS
 CALLS_PER_SECOND = 50.0

@@ -58,7 +58,7 @@ class Door(run_pb2_grpc.RunServicer):
     measuring: Measuring = field(default_factory=Measuring)
     mirrors: tuple[str, ...] = ()
     named: Callable[[str], str] = str
-    """Who calls, where gRPC names a connection of the front's (`bootstrap.admission.front`)."""
+    """A function that gives the true name of a caller, from its name behind the gate (`protocol.net.gate`)."""
     status: StatusAnswers | None = None
     """What this node sees of the run; None: it does not look."""
     word: Callable[[], NodeWord] = NodeWord

@@ -22,8 +22,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from bootstrap.rate_limit import caller_at, network_of
-from protocol.addresses import is_ip, read_host
+from protocol.addresses import is_ip, read_host, subscriber
 from protocol.clock import monotonic, unix_time
 from protocol.errors import FormatError
 from protocol.monitor import View
@@ -103,7 +102,7 @@ class ServerSentEvents(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Tell, or refuse."""
-        network = network_of(caller_at(*(scope.get("client") or ("", 0))))
+        network = subscriber((scope.get("client") or ("", 0))[0])
         if self.others.total() >= MOST_STREAMS or self.others[network] >= STREAMS_OF_NETWORK:
             await TOO_MANY(scope, receive, send)
             return

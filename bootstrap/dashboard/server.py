@@ -11,6 +11,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from bootstrap.dashboard.app import EVENTS, app
+from protocol import descriptors
 from protocol.addresses import LOOPBACK, WILDCARDS, is_loopback, join, read_place
 from protocol.errors import FormatError, ResourceError, UserError
 from protocol.monitor import View
@@ -118,6 +119,8 @@ class Visit(H11Protocol):
         super().connection_made(transport)
         self.began = self.loop.time()
         self._has(REQUEST_SECONDS)
+        if descriptors.is_reserved(transport.get_extra_info("socket").fileno()):
+            transport.abort()
         waited_for = [each for each in self.connections if isinstance(each, Visit) and each.ends is not None]
         if len(self.connections) > MOST_CONNECTIONS:
             min(waited_for, key=lambda each: each.began).transport.abort()

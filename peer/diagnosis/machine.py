@@ -106,17 +106,14 @@ def disk(folder: Path, needed: int) -> Finding:
 
 
 def open_files() -> Finding:
-    """How many files and connections this process may have open."""
+    """The number of files and connections that this process may have open, once it has raised its own limit."""
     try:
         import resource
     except ImportError:  # Windows has no such limit
         return Finding("open files", "no limit")
-    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _, allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= allowed < FILES_NEEDED:
-        more = FILES_NEEDED if most < 0 else min(most, FILES_NEEDED)
-        advice = f"`ulimit -n {more}` before `hetpeer join`" + (
-            f", and as root {FILES_NEEDED} in /etc/security/limits.conf" if more < FILES_NEEDED else ""
-        )
+        advice = f"as root {FILES_NEEDED} in /etc/security/limits.conf"
         return Finding("open files", f"{allowed} at once; a large run takes {FILES_NEEDED}", "warning", advice)
     return Finding("open files", "no limit" if allowed < 0 else f"{allowed} at once")
 

@@ -11,15 +11,17 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from protocol.addresses import join
 from protocol.clock import monotonic
 from protocol.errors import ResourceError, UnreachableError
 from protocol.identity import PeerId
-from protocol.limits import LIBP2P_BYTES, RECORDS_READ
+from protocol.limits import LIBP2P_BYTES, LIBP2P_SHARE, RECORDS_READ
+from protocol.net import gate as gates
 from protocol.net import libp2p
 from protocol.net.allowances import pause_after
+from protocol.net.connection_limits import OF_LIBP2P
 from protocol.net.dht_calls import Calls
 from protocol.net.dht_checks import Checks, Offence, Rules, no_offence
+from protocol.net.gate import Gate
 from protocol.net.streams import BROKEN, Streams
 from protocol.net.tasks import Children, apart, first_of
 from protocol.trust.keys import Identity
@@ -53,8 +55,9 @@ class Dht:
     """A node of the run's DHT."""
 
     identity: Identity
-    host: str
-    listens: list[str]
+    gate: Gate
+    announces: list[str]
+    """The multiaddresses at which others dial this node."""
     hidden: bool
     checks: Checks
     streams: Streams
@@ -200,10 +203,9 @@ class Dht:
         async def hang_up(peer: str) -> None:
             await self.streams.hang_up(PeerId(peer))
 
-        port = int(self.listens[0].split("/")[4])
-        libp2p.require_free(self.host, port)
         self.calls = Calls(self.checks, hang_up)
-        self.p2p = await libp2p.begin(self.calls.between(), self.identity, join(self.host, port), self.listens)
+        self.p2p = await libp2p.begin(self.calls.between(), self.identity, self.announces)
+        await self.gate.forward_to(await asyncio.to_thread(libp2p.port_of, self.p2p))
         self.node = self.calls.node = await DHTNode.create(
             p2p=self.p2p,
             node_id=self.node and self.node.node_id,
@@ -214,7 +216,6 @@ class Dht:
             cache_nearest=0,
         )
         self.addresses = tuple(str(address) for address in await self.p2p.get_visible_maddrs())
-        self.listens = libp2p.again(self.listens, self.addresses)
         await self.streams.move(self.p2p)
 
     async def _end(self) -> None:
@@ -224,6 +225,7 @@ class Dht:
     async def stop(self) -> None:
         """Leave the DHT; libp2p's daemon ends, if it has not already."""
         await self._end()
+        await self.gate.close(0.0)
         self.checks.stop()
 
 
@@ -246,8 +248,13 @@ async def start(
         UnreachableError: none of `bootstraps` answered.
     """
     logging.getLogger("hivemind").setLevel(logging.CRITICAL)  # what matters is raised
-    dht = Dht(identity, host, libp2p.require_free(host, port), hidden, Checks(rules, offence), Streams(None), say=say)
-    await dht.start()
+    gate = await gates.bind(host, port, OF_LIBP2P, LIBP2P_SHARE)
+    dht = Dht(identity, gate, libp2p.announced(host, gate.address), hidden, Checks(rules, offence), Streams(None), say=say)
+    try:
+        await dht.start()
+    except BaseException:
+        await gate.close(0.0)
+        raise
     if bootstraps and not await dht.attach(bootstraps):
         await dht.stop()
         raise UnreachableError(f"no bootstrap node answered; tried {', '.join(bootstraps)}")

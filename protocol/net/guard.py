@@ -63,6 +63,10 @@ def nobody(peer: PeerId) -> str:
     return ""
 
 
+def no_gate(name: str, peer: PeerId) -> None:
+    """A gate that keeps no connections."""
+
+
 @dataclass(slots=True)
 class Allowance:
     """What one caller may still ask, and the calls of it that are open."""
@@ -78,9 +82,11 @@ class Allowance:
 
 @dataclass(slots=True)
 class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generic when it runs
-    """The guard of a server, before all its handlers. `objection` is asked at every call."""
+    """The guard of a server, before all its handlers. `objection` is asked at every call; `authenticated` is told of
+    every call that may be made, by which peer it is, and the name that gRPC has for the caller's connection."""
 
     objection: Objection = nobody
+    authenticated: Callable[[str, PeerId], None] = no_gate
     clock: Callable[[], float] = monotonic
     allowances: OrderedDict[PeerId, Allowance] = field(default_factory=OrderedDict)
 
@@ -178,6 +184,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generi
             await _abort(context, grpc.StatusCode.UNAUTHENTICATED, str(error))
         if reason := _out_of_time(who.peer, who.ends) or self._objection(who):
             await _abort(context, grpc.StatusCode.PERMISSION_DENIED, reason)
+        self.authenticated(context.peer(), who.peer)
         allowance = self._allowance(who.peer)
         allowance.ends = max(allowance.ends, who.ends)
         if len(allowance.open) >= CALLS_AT_ONCE or allowance.calls.spend(1.0, self.clock()):

@@ -1,4 +1,5 @@
-"""libp2p's daemon, a child of ours that hivemind starts: where it listens, how much it may hold, whether it answers."""
+"""libp2p's daemon, a child of ours that hivemind starts: how much it may hold, and whether it answers. It listens on
+loopback, behind a gate (`protocol.net.gate`)."""
 
 import asyncio
 import os
@@ -12,9 +13,10 @@ from typing import Any
 
 import psutil
 
-from protocol.addresses import WILDCARDS, is_ip, join, multiaddress
+from protocol.addresses import LOOPBACK, WILDCARDS, multiaddress
 from protocol.errors import ResourceError
 from protocol.limits import DHT_MESSAGE_BYTES, LIBP2P_BYTES, LIBP2P_GRACE_SECONDS, LIBP2P_MOST_BYTES
+from protocol.net.socket_folder import socket_folder
 from protocol.net.tasks import Children
 from protocol.trust.keys import Identity
 
@@ -24,9 +26,9 @@ ANSWER_SECONDS = 5.0
 """The time for an answer that takes a millisecond; this process may be busy itself."""
 
 
-async def begin(kind: Any, identity: Identity, host: str, listens: Sequence[str]) -> Any:
-    """Start a daemon that listens at these addresses. Returns what hivemind makes of it, of this `kind`
-    (`hivemind.p2p.P2P`).
+async def begin(kind: Any, identity: Identity, announces: Sequence[str]) -> Any:
+    """Start a daemon that listens at any port on loopback, and tells others to dial it at the addresses `announces`.
+    Returns what hivemind makes of it, of this `kind` (`hivemind.p2p.P2P`).
 
     Raises:
         ResourceError: it does not start.
@@ -34,9 +36,11 @@ async def begin(kind: Any, identity: Identity, host: str, listens: Sequence[str]
     from hivemind.p2p.p2p_daemon import P2PDaemonError
 
     _spawn_apart()
+    kind._UNIX_SOCKET_PREFIX = f"/unix{socket_folder()}/"
     try:
         p2p = await kind.create(
-            host_maddrs=listens,
+            host_maddrs=[multiaddress(LOOPBACK, 0)],
+            announce_maddrs=announces,
             identity_path=str(identity.path),
             check_if_identity_free=False,
             nat_port_map=False,
@@ -46,11 +50,24 @@ async def begin(kind: Any, identity: Identity, host: str, listens: Sequence[str]
             persistent_conn_max_msg_size=DHT_MESSAGE_BYTES,
         )
     except P2PDaemonError as error:
-        raise ResourceError(f"libp2p's daemon did not start on {host}: {error}") from None
+        raise ResourceError(f"libp2p's daemon did not start: {error}") from None
     if hasattr(resource, "prlimit"):
         with suppress(ProcessLookupError, PermissionError):
             resource.prlimit(p2p._child.pid, resource.RLIMIT_DATA, (LIBP2P_MOST_BYTES, LIBP2P_MOST_BYTES))
     return p2p
+
+
+def port_of(p2p: Any) -> int:
+    """The port on loopback at which the daemon listens.
+
+    Raises:
+        ResourceError: it does not, or has ended.
+    """
+    try:
+        sockets = psutil.Process(p2p._child.pid).net_connections("tcp")
+        return int(next(socket.laddr.port for socket in sockets if socket.status == psutil.CONN_LISTEN))
+    except (psutil.Error, StopIteration):
+        raise ResourceError("libp2p's daemon has ended as soon as it was started") from None
 
 
 async def end(p2p: Any) -> None:
@@ -113,38 +130,13 @@ def _spawn_apart() -> None:
     p2p_daemon.asyncio = SimpleNamespace(**(vars(asyncio) | {"subprocess": subprocess}))
 
 
-def require_free(host: str, port: int) -> list[str]:
-    """Require that a port is free on all addresses of `host`. Returns their multiaddresses: one, but for `::`, which is
-    IPv4 as well.
-
-    Two libp2p daemons on one port both start without error (SO_REUSEPORT); so look first.
-
-    Raises:
-        ResourceError: the port is taken, or the address is not this machine's.
-    """
-    try:
-        addresses: tuple[str, ...]
-        if host == "::":
-            addresses = WILDCARDS
-        elif is_ip(host):
-            addresses = (host,)
-        else:  # the address of a name, of IPv4 if it has one
-            found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-            addresses = (str(min(found, key=lambda each: each[0] != socket.AF_INET)[4][0]),)
-        for address in addresses:
-            with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                if probe.family == socket.AF_INET6:
-                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                probe.bind((address, port))
-    except OSError as error:
-        raise ResourceError(f"cannot listen on {join(host, port)}: {error.strerror}; try another --listen") from None
-    return [multiaddress(address, port) for address in addresses]
-
-
-def again(listens: Sequence[str], visible: Sequence[str]) -> list[str]:
-    """The addresses at which a daemon listened, with the ports that it was given in the place of 0."""
-    ports = {address.split("/")[1]: address.split("/")[4] for address in visible}
-    return [
-        f"{each.removesuffix('/0')}/{ports[each.split('/')[1]]}" if each.endswith("/0") else each for each in listens
-    ]
+def announced(host: str, gate: tuple[str, int]) -> list[str]:
+    """The multiaddresses under which others dial a daemon behind a gate that is bound to this IP address and port for
+    `host`; of a wildcard, those of this machine's interfaces, and of `0.0.0.0`, the IPv4 ones."""
+    bound, port = gate
+    if bound not in WILDCARDS:
+        return [multiaddress(bound, port)]
+    families = (socket.AF_INET,) if host == "0.0.0.0" else (socket.AF_INET, socket.AF_INET6)
+    assigned = [address for of_interface in psutil.net_if_addrs().values() for address in of_interface]
+    hosts = [address.address for address in assigned if address.family in families]
+    return [multiaddress(host, port) for host in dict.fromkeys(hosts) if "%" not in host]  # no link-local ones

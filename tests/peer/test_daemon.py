@@ -70,7 +70,7 @@ def test_what_the_operator_says_at_the_door_and_later_is_heeded(tmp_path: Path) 
 
 def test_whoever_starts_a_peer_is_warned_with_doctors_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def warned(files: int) -> list[Event]:
-        monkeypatch.setattr(resource, "getrlimit", lambda which: (files, 4096))
+        monkeypatch.setattr(resource, "getrlimit", lambda which: (256, files))
         ticket, said = Ticket("ab" * 32, OPERATOR.public, ("127.0.0.1:1",), ()), list[Event]()  # type: ignore[arg-type]
         settings = PeerSettings(ticket=ticket, role="observer", directory=tmp_path, device="cpu")
         stop = asyncio.Event()
@@ -79,5 +79,5 @@ def test_whoever_starts_a_peer_is_warned_with_doctors_words(tmp_path: Path, monk
         return said
 
     assert warned(256) == [Warned(f"WARNING: {open_files().words}")]
-    assert "256 at once; a large run takes 1024 → `ulimit -n 1024`" in open_files().words
+    assert "256 at once; a large run takes 1024 → as root 1024 in /etc/security/limits.conf" in open_files().words
     assert warned(4096) == []

@@ -1,14 +1,22 @@
 """One event loop, one way to stop, one line for an error."""
 
 import asyncio
+import fcntl
 import os
+import resource
 import signal
+import subprocess
+import sys
+import termios
+from pathlib import Path
 
 import pytest
 
 from peer.process import INTERRUPTED, LINE_BYTES, Terminal, first_error, heard, run_command, told
 from peer.telemetry.events import Event, Failed, Finished, StepDone, to_line
 from protocol.errors import LostMemberError, UserError
+
+ROOT = Path(__file__).parents[2]
 
 
 def terminal() -> tuple[Terminal, list[Event]]:
@@ -26,13 +34,67 @@ def test_work_that_ends_well_is_exit_code_zero():
     assert said == []
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, INTERRUPTED), (signal.SIGTERM, 0)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, INTERRUPTED), (signal.SIGTERM, 0), (signal.SIGHUP, 0)])
 def test_a_signal_asks_the_work_to_stop(number: signal.Signals, code: int):
     async def serve(stop: asyncio.Event) -> None:
         os.kill(os.getpid(), number)
         await stop.wait()
 
     assert run_command(serve, terminal()[0]) == code
+
+
+def test_under_nohup_a_closed_terminal_stops_nothing():
+    async def serve(stop: asyncio.Event) -> None:
+        os.kill(os.getpid(), signal.SIGHUP)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await stop.wait()
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        shown, _ = terminal()
+        assert told(shown.emit, lambda: run_command(serve, shown)) == 0
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+ON_A_TERMINAL = """
+import asyncio, pathlib, sys
+from peer.process import Terminal, run_command
+
+async def serve(stop):
+    print("up", flush=True)
+    await stop.wait()
+    print("leaving", flush=True)
+    pathlib.Path(sys.argv[1]).write_text("said goodbye")
+
+sys.exit(run_command(serve, Terminal(print)))
+"""
+
+
+def test_who_closes_the_terminal_stops_the_command_in_order(tmp_path: Path):
+    master, slave = os.openpty()
+    command = [sys.executable, "-c", ON_A_TERMINAL, str(tmp_path / "file")]
+    how = {"stdin": slave, "stdout": slave, "stderr": slave, "start_new_session": True, "cwd": ROOT}
+    child = subprocess.Popen(command, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0), **how)
+    os.close(slave)
+    with open(master, "rb", buffering=0) as lines:
+        assert b"".join(iter(lambda: lines.read(1), b"\n")) == b"up\r"
+    assert child.wait(60) == 0
+    assert (tmp_path / "file").read_text() == "said goodbye"
+
+
+def test_as_many_files_may_be_open_as_the_system_lets_a_process_have():
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before[1] - 1, before[1]))
+    try:
+
+        async def serve(stop: asyncio.Event) -> None:
+            assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
+
+        assert run_command(serve, terminal()[0]) == 0
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_an_error_inside_task_groups_becomes_one_event_and_its_exit_code():

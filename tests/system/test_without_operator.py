@@ -110,14 +110,16 @@ def test_who_was_here_comes_back_while_the_operators_node_is_down(tmp_path: Path
     again.wait_for(Contributed, lambda event: event.round > resumed + 1)
 
 
-def test_who_was_here_waits_for_its_network_to_come_back(swarm: Start):
+def test_who_was_here_waits_for_its_network_to_come_back_at_the_port_it_was_given(swarm: Start):
     made = swarm()
     leader, member, ticket = made.peers["leader"], made.peers["member"], made.ticket
     leader.wait_for(RoundDone, lambda event: event.round == 2)
     for peer in (made.operator, leader, member):
         peer.end(signal.SIGKILL)
-    again = made.join("member", "join", "--stage", "1", ticket=ticket)
-    assert again.wait_for(Waiting).what.startswith("an answer from the operator's node at ")
+    again = made.join("member", "join", "--stage", "1", "--listen", f"127.0.0.1:{two_free_ports()}", ticket=ticket)
+    waiting = again.wait_for(Waiting)
+    assert waiting.what.startswith("an answer from the operator's node at ")
+    again.wait_for(Waiting, lambda event: event is not waiting)  # it has bound its port again
     made.stack.enter_context(Peer("bootstrap", *made.created)).wait_for(Serving)
     made.join("leader", "join", "--stage", "0", ticket=ticket)
     resumed = again.wait_for(Resumed).round

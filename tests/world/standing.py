@@ -4,8 +4,9 @@ those of the machine."""
 import asyncio
 import os
 import random
-from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -15,7 +16,6 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
-import bootstrap.admission.front
 import peer.network.admission
 import peer.network.copies
 import peer.swarm.work
@@ -23,7 +23,8 @@ from peer.compute.trainer import StageTrainer
 from peer.network.reach.reach import Reach
 from peer.swarm.group import likenesses
 from protocol import clock
-from protocol.net import dht
+from protocol.errors import ResourceError
+from protocol.net import dht, gate
 from protocol.net.tls_probe import TlsProbe
 from tests.world.certificates import Calling, Shown, dynamic, serving
 from tests.world.loop import HOST, VirtualLoop
@@ -44,6 +45,34 @@ class Clocks:
         return EPOCH + self.loop.now + (host.machine.skew if host is not None else 0.0)
 
 
+@dataclass(slots=True)
+class WorldGate:
+    """A port of a machine in the world, where nobody counts connections."""
+
+    machine: Any
+    host: str
+    port: int
+    server: Any = None
+
+    async def serve(self, server: Any, credentials: Any) -> None:
+        self.server = server
+        server.add_secure_port(f"{self.host}:{self.port}", credentials)
+        await server.start()
+
+    def caller(self, name: str) -> str:
+        return name
+
+    def authenticate(self, name: str, peer: str) -> None:
+        """Nothing is kept of it."""
+
+    async def connect(self) -> Any:
+        raise OSError("nobody is behind a router in the world")
+
+    async def close(self, grace: float) -> None:
+        if self.server is not None:
+            await self.server.stop(grace)
+
+
 @contextmanager
 def standing(world: World) -> Iterator[None]:
     """Put a world in the place of the real one in the block."""
@@ -61,14 +90,11 @@ def standing(world: World) -> Iterator[None]:
         leaf = x509.load_pem_x509_certificate(server.credentials.chain())
         return TlsProbe(leaf.public_bytes(Encoding.DER), trip, trip)
 
-    @asynccontextmanager
-    async def opened(front: Any, host: str, port: int) -> AsyncIterator[int]:
+    async def bind(host: str, port: int, *limits: Any) -> WorldGate:
         machine = HOST.get().machine
-        machine.listeners[port] = machine.listeners[front.port]
-        try:
-            yield port
-        finally:
-            machine.listeners.pop(port, None)
+        if port in machine.listeners:
+            raise ResourceError(f"cannot listen on {host}:{port}: the port is taken")
+        return WorldGate(machine, host, port or next(machine.ports))
 
     async def find(wish: Any, ticket: Any, identity: Any, folder: Path, asks: bool = True) -> Reach:
         host = HOST.get().machine.address
@@ -90,7 +116,7 @@ def standing(world: World) -> Iterator[None]:
         put(mock.patch.object(dht, "start", world.directory.start))
         put(mock.patch.object(peer.network.admission, "probe", probe))
         put(mock.patch.object(peer.network.copies, "probe", probe))
-        put(mock.patch.object(bootstrap.admission.front.Front, "listening", opened))
+        put(mock.patch.object(gate, "bind", bind))
         put(mock.patch("peer.network.reach.reach.find", find))
         put(mock.patch.object(os, "fsync", world.disk.sync))
         put(mock.patch.object(os, "write", world.disk.write))

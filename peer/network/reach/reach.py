@@ -13,7 +13,10 @@ from protocol.addresses import WILDCARDS, is_loopback, join, read_host, split
 from protocol.clock import unix_time
 from protocol.errors import FormatError, PeerError, RefusedError, UnreachableError, UserError
 from protocol.files import write_atomically
-from protocol.net.channels import Credentials, listen, options
+from protocol.limits import DOOR_SHARE
+from protocol.net import gate as gates
+from protocol.net.channels import Credentials, options
+from protocol.net.connection_limits import AT_DOOR
 from protocol.trust import certificates
 from protocol.trust.keys import Identity
 from protocol.trust.ticket import Ticket
@@ -55,11 +58,6 @@ class Reach:
     def hidden(self) -> bool:
         """Whether others cannot dial this peer."""
         return bool(self.objection)
-
-    @property
-    def here(self) -> str:
-        """The host by which this machine itself calls this peer."""
-        return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
 
     @property
     def libp2p_port(self) -> int:
@@ -166,9 +164,9 @@ async def answering(identity: Identity, host: str, port: int) -> AsyncIterator[i
     own = certificates.certify(identity, identity.key.public_key(), unix_time(), MOMENT_SECONDS)
     server = grpc.aio.server(options=options(None))
     shown = Credentials(certificates.private_key(identity), own, own)
-    bound = listen(server, join(host, port), shown.at_the_door())
+    gate = await gates.bind(host, port, AT_DOOR, DOOR_SHARE)
     try:
-        await server.start()
-        yield bound
+        await gate.serve(server, shown.at_the_door())
+        yield gate.port
     finally:
-        await server.stop(None)
+        await gate.close(0.0)

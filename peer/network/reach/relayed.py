@@ -3,7 +3,7 @@ peer, and takes tunnels from them."""
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -31,15 +31,18 @@ NEIGHBOURS = 128
 """The public peers to which this one keeps a connection, so that they can open tunnels over it."""
 
 
+Connect = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
+"""A function that opens a connection to this peer's own gRPC server."""
+
+
 @dataclass(slots=True)
 class Hidden:
-    """A relayed peer's own side. `port` is that of its own gRPC server, at `host`; `first` are the libp2p addresses of
-    the operator's nodes, which relay."""
+    """A relayed peer's own side. `connect` opens a connection to its own gRPC server; `first` are the libp2p addresses
+    of the operator's nodes, which relay."""
 
     streams: Streams
     discovery: Discovery
-    host: str
-    port: int
+    connect: Connect
     first: Sequence[str]
     emit: Listener
     objection: Callable[[PeerId], str] = lambda peer: ""
@@ -163,7 +166,7 @@ class Hidden:
         self.open[peer] += 1
         try:
             async with asyncio.timeout(RELAY_OPEN_SECONDS):
-                inside = Stream(*await asyncio.open_connection(self.host, self.port))
+                inside = Stream(*await self.connect())
             try:
                 await stream.say(b"")
                 await splice(stream, inside)
@@ -203,7 +206,7 @@ class Ways:
 
 def ways(
     reach: Reach,
-    port: int,
+    connect: Connect,
     streams: Streams,
     discovery: Discovery,
     bandwidth: Bandwidth,
@@ -211,9 +214,9 @@ def ways(
     first: Sequence[str],
     emit: Listener,
 ) -> Ways:
-    """Make the ways to a peer that listens at `port`, and knows the operator's nodes at the libp2p addresses `first`.
-    What it carries for others takes its turn in `bandwidth`."""
-    hidden = Hidden(streams, discovery, reach.here, port, first, emit, objection) if reach.hidden else None
+    """Make the ways to a peer whose server is reached by `connect`, and which knows the operator's nodes at the libp2p
+    addresses `first`. What it carries for others takes its turn in `bandwidth`."""
+    hidden = Hidden(streams, discovery, connect, first, emit, objection) if reach.hidden else None
     relays = discovery.record.relays
 
     async def pay(count: int) -> None:

@@ -20,7 +20,6 @@ from bootstrap.admission.admission_policy import OBSERVER, AdmissionPolicy
 from bootstrap.admission.audit_log import last
 from bootstrap.admission.database import RevokedPeer, changing
 from bootstrap.admission.door_answers import NOBODY, StatusAnswers
-from bootstrap.admission.front import Front
 from bootstrap.admission.operator_lists import set_closed
 from bootstrap.admission.places import Admission
 from bootstrap.admission.registration import GATEWAY_SECONDS, Door
@@ -32,10 +31,13 @@ from peer.network.admission import Admitted
 from peer.network.reach.reach import answering
 from protocol.errors import FormatError, HetpeerError, PeerError, RefusedError, UnreachableError
 from protocol.identity import RunId
+from protocol.limits import DOOR_SHARE, PEERS_SHARE
 from protocol.monitor import NodeWord
+from protocol.net import gate as gates
 from protocol.net.allowances import RateLimit
 from protocol.net.blobs import BlobService, fetch
-from protocol.net.channels import Credentials, connect, door_options, handshake, knock, listen, options
+from protocol.net.channels import Credentials, connect, door_options, handshake, knock, options
+from protocol.net.connection_limits import AT_DOOR, OF_PEERS
 from protocol.net.guard import Guard
 from protocol.run.run_files import RunFile, describe, file_names
 from protocol.schemas import blobs_pb2, blobs_pb2_grpc, run_pb2, run_pb2_grpc
@@ -111,25 +113,33 @@ def play(folder: Path, scene: Scene, who: Identity = OPERATOR, standing: Serving
     async def run() -> None:
         by = standing or as_operator(OPERATOR, LIFE)
         admission_policy = AdmissionPolicy(folder)
-        door_server, front = grpc.aio.server(options=door_options()), Front()
-        peers_server = grpc.aio.server(options=options(MANIFEST), interceptors=[Guard(admission_policy.objection)])
-        front.port = listen(door_server, "127.0.0.1:0", by.credentials.at_the_door())
-        peers_port = listen(peers_server, "127.0.0.1:0", by.credentials.serving())
+        door_gate = await gates.bind("127.0.0.1", 0, AT_DOOR, DOOR_SHARE)
+        peers_gate = await gates.bind("127.0.0.1", 0, OF_PEERS, PEERS_SHARE)
+        door_server = grpc.aio.server(options=door_options())
+        guard = Guard(admission_policy.objection, peers_gate.authenticate)
+        peers_server = grpc.aio.server(options=options(MANIFEST), interceptors=[guard])
         register = Register(Authority(DESCRIPTOR.run_id, OPERATOR.peer_id), MANIFEST)
-        places = Admission(MANIFEST), who, by.credentials, peers_port, by.certificate_seconds, admission_policy, by.card
+        places = (
+            Admission(MANIFEST),
+            who,
+            by.credentials,
+            peers_gate.port,
+            by.certificate_seconds,
+            admission_policy,
+            by.card,
+        )
         records = Records()
-        door = Door(DESCRIPTOR, records, register, *places, named=front.caller)  # type: ignore[arg-type]
+        door = Door(DESCRIPTOR, records, register, *places, named=door_gate.caller)  # type: ignore[arg-type]
         run_pb2_grpc.add_RunServicer_to_server(door, door_server)
         blobs_pb2_grpc.add_BlobsServicer_to_server(BlobService(MANIFEST, lambda sha256: BLOB), peers_server)
-        await door_server.start()
-        await peers_server.start()
         try:
-            async with front.listening("127.0.0.1", 0) as door_port:
-                address = f"127.0.0.1:{door_port}"
-                await scene(House(folder, door, Ticket(DESCRIPTOR.run_id, OPERATOR.public, (address,), ()), records))
+            await peers_gate.serve(peers_server, by.credentials.serving())
+            await door_gate.serve(door_server, by.credentials.at_the_door())
+            address = f"127.0.0.1:{door_gate.port}"
+            await scene(House(folder, door, Ticket(DESCRIPTOR.run_id, OPERATOR.public, (address,), ()), records))
         finally:
-            await door_server.stop(None)
-            await peers_server.stop(None)
+            await door_gate.close(0.0)
+            await peers_gate.close(0.0)
 
     asyncio.run(asyncio.wait_for(run(), 60))
 

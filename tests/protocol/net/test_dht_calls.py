@@ -590,7 +590,6 @@ def test_a_daemon_that_cannot_be_started_again_ends_the_work(tmp_path: Path, mon
     async def scene() -> None:
         async with nodes(tmp_path, Texts()) as (node,):
             monkeypatch.setattr(libp2p, "begin", never)
-            monkeypatch.setattr(libp2p, "require_free", lambda host, port: [])  # somebody else may have the port by now
             kill(node)
             await node.while_alive(asyncio.Event().wait())
 

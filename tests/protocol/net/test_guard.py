@@ -94,6 +94,26 @@ def play(scene: Callable[[Scene], Any], guard: Guard | None = None) -> None:
     asyncio.run(asyncio.wait_for(run(), 60))
 
 
+def test_a_call_that_is_admitted_tells_the_gate_whose_connection_it_came_by():
+    admitted: list[tuple[str, str]] = []
+
+    async def scene(on: Scene) -> None:
+        await on.describe()
+        (name, peer), *_ = admitted
+        assert name.startswith("ipv4:127.0.0.1:")
+        assert peer == identity("caller").peer_id
+
+    play(scene, Guard(authenticated=lambda name, peer: admitted.append((name, peer))))
+    admitted.clear()
+
+    async def refused(on: Scene) -> None:
+        with pytest.raises(grpc.aio.AioRpcError):
+            await on.describe()
+
+    play(refused, Guard(lambda peer: "banned", lambda name, peer: admitted.append((name, peer))))
+    assert not admitted
+
+
 # The allowance
 
 Waits = st.lists(st.integers(0, 100_000), max_size=80)

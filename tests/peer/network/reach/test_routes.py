@@ -19,7 +19,10 @@ from peer.network.reach.routes import Routes
 from peer.telemetry.events import Event, Reached
 from protocol.errors import UnreachableError
 from protocol.identity import PeerId
-from protocol.net.channels import caller, listen, options
+from protocol.limits import PEERS_SHARE
+from protocol.net import gate as gates
+from protocol.net.channels import caller, options
+from protocol.net.connection_limits import OF_PEERS
 from protocol.net.relay import Relay
 from protocol.net.streams import TUNNEL, Streams
 from protocol.schemas import run_pb2, run_pb2_grpc
@@ -67,6 +70,7 @@ class Town:
     relays: list[Libp2pNode]
     serving: list[Relay]
     hidden: Hidden
+    gate: gates.Gate
     service: Listening
     contacts: Contacts
     here: Discovery
@@ -111,17 +115,17 @@ async def town(folder: Path, meets: bool) -> AsyncIterator[Town]:
             await each.open()
         server, service = grpc.aio.server(options=options(MANIFEST)), Listening()
         run_pb2_grpc.add_RunServicer_to_server(service, server)
-        port = listen(server, "127.0.0.1:0", certified(behind.identity, operator(folder)).serving())
-        await server.start()
-        stack.push_async_callback(server.stop, None)
+        gate = await gates.bind("127.0.0.1", 0, OF_PEERS, PEERS_SHARE)
+        stack.push_async_callback(gate.close, 0.0)
+        await gate.serve(server, certified(behind.identity, operator(folder)).serving())
         there, here, said = discovery_of(behind, by), discovery_of(calls, by, libp2p=calls.address), list[Event]()
-        hidden = Hidden(behind.streams, there, "127.0.0.1", port, [one.address, other.address], said.append)
+        hidden = Hidden(behind.streams, there, gate.connect, [one.address, other.address], said.append)
         if meets:
             there.meet(here.record, in_person=True)
         routes_there = Routes(calls.streams, here.signer, here.relays_of)
         contacts = Contacts(MANIFEST, certified(calls.identity, operator(folder)), routes=routes_there)
         stack.push_async_callback(contacts.close)
-        made = Town([one, other], serving, hidden, service, contacts, here, said)
+        made = Town([one, other], serving, hidden, gate, service, contacts, here, said)
         await hidden.begin()
         keeping = asyncio.create_task(hidden.keep())
         made.hear()
@@ -239,7 +243,7 @@ def test_behind_one_router_a_peer_is_dialled_after_all(tmp_path: Path, monkeypat
     monkeypatch.setattr(routes, "is_loopback", lambda host: False)
 
     async def scene(on: Town) -> None:
-        near = f"127.0.0.1:{on.hidden.port}"
+        near = f"127.0.0.1:{on.gate.port}"
         on.hidden.discovery.tell(address=near)
         on.hear()
         assert await on.contacts.routes.address(on.hidden.discovery.record) == near  # type: ignore[union-attr]
