@@ -3,6 +3,7 @@ afresh; so is one on which this peer still shows its last certificate."""
 
 import asyncio
 import contextlib
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator, MutableMapping
 from dataclasses import dataclass, field
 from math import inf
@@ -13,7 +14,7 @@ from peer.network.reach.routes import Routes
 from protocol.clock import monotonic
 from protocol.errors import RefusedError, UnreachableError
 from protocol.identity import Endpoint, PeerId
-from protocol.limits import CALL_SECONDS
+from protocol.limits import CALL_SECONDS, CHANNELS_KEPT
 from protocol.manifest import Manifest
 from protocol.net.bandwidth import Bandwidth
 from protocol.net.blobs import Patience, fetch
@@ -38,8 +39,10 @@ class Contacts:
     """
     routes: Routes | None = None
     """The routes to peers that cannot be dialled; None: to none."""
-    channels: dict[tuple[PeerId, str], tuple[bytes, grpc.aio.Channel]] = field(default_factory=dict)
-    """The channels, each with the certificate that it was opened with."""
+    channels: OrderedDict[tuple[PeerId, str], tuple[bytes, grpc.aio.Channel]] = field(default_factory=OrderedDict)
+    """The channels, each with the certificate that it was opened with. The first has not been used for the longest."""
+    in_use: Counter[grpc.aio.Channel] = field(default_factory=Counter)
+    """The number of blocks that use each channel now."""
     streams: dict[grpc.aio.Channel, PeerId] = field(default_factory=dict)
     """The channels that have one stream each."""
     closing: Children = field(default_factory=Children)
@@ -62,12 +65,19 @@ class Contacts:
             if key not in self.channels:  # else another call was quicker
                 self.channels[key] = self.credentials.chain, self._channel_to(at)
             channel = self.channels[key][1]
+        self.channels.move_to_end(key)
+        self.in_use[channel] += 1
+        self._drop_idle()
         try:
             with self._translated(peer):
                 yield channel
         except UnreachableError:
             self._drop(key, channel)
             raise
+        finally:
+            self.in_use[channel] -= 1
+            if not self.in_use[channel]:
+                del self.in_use[channel]
 
     @contextlib.asynccontextmanager
     async def alone(self, peer: Reachable) -> AsyncIterator[grpc.aio.Channel]:
@@ -119,6 +129,12 @@ class Contacts:
         if objection := self.objection(peer.peer_id):
             raise RefusedError(objection)
 
+    def _drop_idle(self) -> None:
+        """Drop the channel that has not been used for the longest where there are more than `CHANNELS_KEPT`."""
+        idle = (key for key, (_, channel) in self.channels.items() if channel not in self.in_use)
+        if len(self.channels) > CHANNELS_KEPT and (key := next(idle, None)) is not None:
+            self._drop(key, self.channels[key][1])
+
     def _drop(self, key: tuple[PeerId, str], channel: grpc.aio.Channel, at_once: bool = False) -> None:
         if key in self.channels and self.channels[key][1] is channel:
             del self.channels[key]
@@ -132,7 +148,7 @@ class Contacts:
         if self.routes is not None:
             await self.routes.close()
         self.closing.cancel()
-        channels, self.channels = [channel for _, channel in self.channels.values()], {}
+        channels, self.channels = [channel for _, channel in self.channels.values()], OrderedDict()
         await asyncio.gather(*(channel.close(None) for channel in channels), self.closing.end(), return_exceptions=True)
 
 

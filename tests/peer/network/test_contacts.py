@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
+from peer.network import contacts as contacts_module
 from peer.network.contacts import Contacts, timed
 from protocol.errors import RefusedError, UnreachableError
 from protocol.identity import PeerId
@@ -92,6 +93,21 @@ def test_calls_to_one_peer_share_a_connection():
         for _ in range(3):
             await on.describe()
         assert len({port for _, port in on.service.calls}) == 1
+
+    play(scene)
+
+
+def test_so_many_channels_are_kept_and_none_in_use_is_dropped(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(contacts_module, "CHANNELS_KEPT", 2)
+    peers = [there(f"peer {number}", f"127.0.0.1:{number + 1}") for number in range(4)]
+
+    async def scene(on: Street) -> None:
+        async with on.contacts.to(peers[0]):
+            for peer in peers[1:]:
+                async with on.contacts.to(peer):
+                    pass
+        assert [peer for peer, _ in on.contacts.channels] == [peers[0].peer_id, peers[3].peer_id]
+        assert not on.contacts.in_use
 
     play(scene)
 
