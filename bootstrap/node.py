@@ -102,6 +102,7 @@ async def serve_node(
         monitor = await asyncio.to_thread(Monitor.of, descriptor.manifest, descriptor.run_id, directory)
     holders = await asyncio.to_thread(Holders, authority, directory)
     dht = await dhts.start(identity, where.host, where.port and where.port + 1, register, known)
+
     def word() -> NodeWord:
         return NodeWord(
             monitor.finished(), monitor.taking(), monitor.fold.finished, holders.named(), holders.signed_rewind, keeps

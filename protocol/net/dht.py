@@ -249,7 +249,9 @@ async def start(
     """
     logging.getLogger("hivemind").setLevel(logging.CRITICAL)  # what matters is raised
     gate = await gates.bind(host, port, OF_LIBP2P, LIBP2P_SHARE)
-    dht = Dht(identity, gate, libp2p.announced(host, gate.address), hidden, Checks(rules, offence), Streams(None), say=say)
+    dht = Dht(
+        identity, gate, libp2p.announced(host, gate.address), hidden, Checks(rules, offence), Streams(None), say=say
+    )
     try:
         await dht.start()
     except BaseException:
