@@ -228,7 +228,12 @@ class Gate:
         if self.server is not None:
             await self.server.stop(grace)
         await self.tasks.end()
-        self._close(list(self.ends))
+        for end in list(self.ends.values()):
+            if end.other is not None:
+                end.other.transport.abort()
+            end.transport.abort()
+        while self.ends:  # the loop tells each end on its next turn
+            await asyncio.sleep(0)
         if isinstance(self.target, Path):
             self.target.unlink(missing_ok=True)
 
