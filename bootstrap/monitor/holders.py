@@ -13,7 +13,6 @@ import msgpack
 
 from protocol.errors import FormatError, ResourceError
 from protocol.files import write_atomically
-from protocol.identity import PeerId
 from protocol.limits import HOLDERS_NAMED
 from protocol.trust.membership_card import Authority
 from protocol.trust.records import RECORD, PeerRecord, holds_newest, may_author, read_record
@@ -89,8 +88,3 @@ class Holders:
         if self.folder is not None:
             with suppress(ResourceError):
                 write_atomically(self.folder / KEPT_HOLDERS, bytes(msgpack.packb(self.named())))
-
-    def last_of(self, stage: int) -> PeerId | None:
-        """The peer that held the newest state of a stage, or of all parts; None: it is not known."""
-        candidates = [self.newest[key][0] for key in (stage, WHOLE) if key in self.newest]
-        return max(candidates, key=lambda record: record.round).peer_id if candidates else None

@@ -108,13 +108,15 @@ async def decide(to_round: int | None, operator: Operator, ticket: "Ticket", ter
 
 
 def inventory(stages: int, held: Mapping[int, int], here: "Peers") -> Sequence[str]:
-    """Lines on what is held of each stage: the newest state that is known of, and the newest one here. `held` is the
-    round of the newest known holder by stage, -1 standing for all of them."""
+    """Make lines on what is held of each stage: the newest state that is known of, and the newest one here. `held` is
+    the round of the newest known holder by stage, -1 standing for all of them."""
     lines = []
     for stage in range(stages):
         holders = [peer for peer in here if peer.role != "volunteer" or peer.stage == stage]
         newest = max(holders, key=lambda peer: peer.round, default=None)
-        at_hand = f"peer {newest.peer_id[-8:]} is here with round {newest.round}" if newest else "nobody here holds it"
+        heard = f"peer {newest.peer_id[-8:]}, heard of within a minute, has round {newest.round}" if newest else ""
         known = max(held.get(stage, 0), held.get(-1, 0), newest.round if newest else 0)
-        lines.append(f"stage {stage}: the newest known state is of round {known}; {at_hand}")
+        lines.append(
+            f"stage {stage}: the newest known state is of round {known}; {heard or 'nobody who is here has one'}"
+        )
     return lines

@@ -26,6 +26,7 @@ from peer.network.intake import Intake
 from peer.network.learning import Learner
 from peer.network.run_progress import KnownProgress
 from peer.network.witnesses import Witnesses
+from peer.telemetry.events import Warned
 from protocol.errors import FormatError, HetpeerError, PeerError, RefusedError
 from protocol.identity import Part, PeerId
 from protocol.layout import follows
@@ -205,7 +206,8 @@ class Reconciler:
             said = self.hear(told.statement, peer.peer_id)
             self.revoke(told.revocations, said.peer_id)
             self.attested.hear(told.attestation, said.peer_id)
-            self.progress.hear_rewind(told.rewind)
+            if self.progress.hear_rewind(told.rewind):
+                self.bans.emit(Warned(f"WARNING: {self.progress.rewind_words}"))
             learning = self.start_learning(self.learner.learn(told.parts, said))
             await asyncio.wait((learning,), timeout=ANSWER_SECONDS)  # it goes on if it takes longer
             if not whole:

@@ -232,7 +232,7 @@ class Gate:
             if end.other is not None:
                 end.other.transport.abort()
             end.transport.abort()
-        while self.ends:  # the loop tells each end on its next turn
+        while self.ends:  # noqa: ASYNC110  the loop tells each end on its next turn
             await asyncio.sleep(0)
         if isinstance(self.target, Path):
             self.target.unlink(missing_ok=True)

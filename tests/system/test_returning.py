@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from peer.telemetry.decisions import CaughtUp, Waiting
-from peer.telemetry.events import Joined, RoundDone, Serving, StepDone, Warned
+from peer.telemetry.events import Joined, Progress, RoundDone, Serving, StepDone
 from tests.reference.forked import hetpeer
 from tests.reference.processes import TEXT, Peer
 
@@ -112,11 +112,11 @@ def test_an_older_state_waits_for_the_newest_one_and_stands_only_by_the_operator
         older.wait_for(Waiting, says("stage 1 after round"))
         listed = hetpeer("admin", "rewind", "--dir", str(tmp_path / "node"))
         assert listed.returncode == 0
-        assert "stage 1: the newest known state is of round" in listed.stdout
+        assert "Stage 1: the newest known state is of round" in listed.stdout
         too_late = hetpeer("admin", "rewind", "--to-round", "100000", "--dir", str(tmp_path / "node"))
         assert too_late.returncode == 2
         assert hetpeer("admin", "rewind", "--to-round", str(kept), "--dir", str(tmp_path / "node")).returncode == 0
-        older.wait_for(Warned, lambda event: "the operator has rewound the run" in event.message)
+        older.wait_for(Progress, lambda event: "the operator has rewound the run" in event.doing)
         until_round(older, kept + 8)
         assert older.wait_for(StepDone)
 

@@ -138,11 +138,12 @@ def _states(peers: list[Owner]) -> Iterable[str]:
 
 
 def _false_words(peers: list[Owner]) -> Iterable[str]:
-    """Who says that nobody here holds a state, while somebody has it and has been here for a while."""
+    """Who says that nobody here holds a state, while somebody has it and has been here for a while. A peer that has
+    just stood still itself knows no better."""
     for owner in peers:
         for at, event in ((at, event) for run in owner.runs for at, event in run.events if isinstance(event, Waiting)):
             named = LOST.match(event.what)
-            if named is None:
+            if named is None or any(_stood_still(run, at) for run in owner.runs):
                 continue
             stage, round = int(named[1]), int(named[2])
             for other in peers:
