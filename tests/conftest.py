@@ -1,5 +1,7 @@
-"""What every test stands on: gRPC's environment, one torch thread, a home of its own, quick tests first."""
+"""What every test stands on: gRPC's environment, one torch thread, a home of its own, the event loop that peers run in,
+quick tests first."""
 
+import asyncio
 import os
 import signal
 import sys
@@ -13,7 +15,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job in the back
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest
+import uvloop
 from hypothesis import HealthCheck, settings
+
+# As `peer.process` does. On Python 3.11 asyncio's own server loses a connection that it accepts while it is closed.
+asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
 
 # A shared CI machine may be slow at any moment; there the examples are the same at every run too.
 settings.register_profile("here", deadline=None)

@@ -117,7 +117,7 @@ class _Caller(_End):
         super().connection_made(transport)
         host, port = (transport.get_extra_info("peername") or ("", 0))[:2]  # without one, it has gone already
         self.connection, self.name = Connection(host), caller_at(host, port)
-        if descriptors.is_reserved(transport.get_extra_info("socket").fileno()):
+        if self.gate.closed or descriptors.is_reserved(transport.get_extra_info("socket").fileno()):
             self.transport.abort()
         else:
             self.gate.arrive(self)
@@ -153,6 +153,8 @@ class Gate:
     tasks: Children = field(default_factory=Children)
     server: grpc.aio.Server | None = None
     acceptor: asyncio.Server | None = None
+    closed: bool = False
+    """What the system had accepted before, and the loop tells of later, is closed at once."""
 
     @property
     def port(self) -> int:
@@ -222,6 +224,7 @@ class Gate:
 
     async def close(self, grace: float) -> None:
         """Take no more connections; end those that are there, once their calls have had `grace` seconds to end."""
+        self.closed = True
         if self.acceptor is not None:
             self.acceptor.close()
         self.listening.close()

@@ -293,6 +293,19 @@ def test_a_gate_that_served_nothing_leaves_its_port_free():
     asyncio.run(scene())
 
 
+@pytest.mark.parametrize("turns", range(6))
+def test_a_connection_that_was_accepted_as_the_gate_closed_ends(turns: int):
+    async def scene(house: House) -> None:
+        with socket.create_connection(("127.0.0.1", house.gate.port)) as calling, suppress(ConnectionResetError):
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await house.gate.close(0.0)
+            calling.setblocking(False)
+            assert await asyncio.wait_for(asyncio.get_running_loop().sock_recv(calling, 1), 10) == b""
+
+    play(scene)
+
+
 def test_the_door_takes_no_message_longer_than_a_piece_to_measure_with():
     async def scene(house: House) -> None:
         async with knock(f"127.0.0.1:{house.gate.port}", OPERATOR.peer_id, ROOT) as channel:
