@@ -9,7 +9,7 @@ import pytest
 
 from bootstrap.admission.admission_policy import OBSERVER
 from bootstrap.genesis import create_run
-from peer.daemon import SHUT_OUT, serve_as_guest
+from peer.daemon import SHUT_OUT, run_with_pauses
 from peer.diagnosis.machine import open_files
 from peer.settings import PeerSettings
 from peer.swarm.node import Node
@@ -75,7 +75,7 @@ def test_whoever_starts_a_peer_is_warned_with_doctors_words(tmp_path: Path, monk
         settings = PeerSettings(ticket=ticket, role="observer", directory=tmp_path, device="cpu")
         stop = asyncio.Event()
         stop.set()
-        asyncio.run(serve_as_guest(stop, settings, EventStream([said.append])))
+        asyncio.run(run_with_pauses(stop, settings, EventStream([said.append])))
         return said
 
     assert warned(256) == [Warned(f"WARNING: {open_files().words}")]

@@ -261,34 +261,36 @@ def test_who_has_finished_is_not_told_that_it_is_late(tmp_path: Path):
     asyncio.run(asyncio.wait_for(scene(), 60))
 
 
-def test_the_node_is_asked_when_this_machine_has_slept_or_nobody_else_trains(
+def test_the_node_is_asked_after_a_sleep_while_no_round_ends_and_often_while_nobody_else_trains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(run_end, "CLOCK_POLL_SECONDS", 0.01)
     asked: list[float] = []
-    now = 0.0
+    now, over_after = 0.0, 1000
     looked_often = asyncio.Event()
 
     def clock() -> float:
         nonlocal now
         now += 7.0 if now == 6.0 else 1.0  # a look that comes late: the machine has slept
-        if now >= 100:
+        if now >= 60:
             looked_often.set()
         return now
 
     async def ask() -> NodeWord:
         asked.append(now)
-        return NodeWord(3 if len(asked) == 3 else 0)
+        return NodeWord(3 if len(asked) >= over_after else 0)
 
     async def scene() -> None:
+        nonlocal over_after
         async with village(LONGER, tmp_path, "a", "b") as made:
             a, b = made.peers
             asking = asyncio.create_task(keep_asking_the_node(a.outer, ask, clock))
             await looked_often.wait()
-            assert asked == [13.0]  # while others train here, it needs nobody's word for where the run is
+            assert asked == [13.0, 43.0]  # while others train here: after a sleep, and as no round ends
             await made.leave(b)
+            over_after = len(asked) + 2
             await asking
-            assert asked[2] - asked[1] == 5.0  # alone
+            assert asked[-1] - asked[-2] == 5.0  # alone
             assert a.outer.told_over
 
     asyncio.run(asyncio.wait_for(scene(), 60))
