@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from peer.network.gossip import Reconciler
 from peer.network.group import Link, PipelineService, call, link
 from peer.swarm.group.plan import backoff_seconds, preferred
-from peer.swarm.group.slowness import Replaced
+from peer.swarm.group.slowness import Replaced, Silences
 from peer.swarm.roles import looking
 from protocol.clock import monotonic
 from protocol.codec.seating import pack_seats, unpack_seats
@@ -69,8 +69,8 @@ class GroupSeats:
     wished: PeerId | None = None
     """Who is to sit there next, for whom it waits `until`."""
     until: float = 0.0
-    silent: PeerId | None = None
-    """Who did not answer there in time: it is called last."""
+    silences: Silences = field(default_factory=Silences)
+    """The volunteers that did not answer there in time: they are not called again for the same."""
     replaced: Replaced = field(default_factory=Replaced)
     """The neighbours that were slow: they are called last."""
     replacing_until: float = 0.0
@@ -214,9 +214,10 @@ class GroupSeats:
         usual = there.get(self.usual) if self.usual is not None else None
         if usual is not None and usual.stage == self._me.stage + 1 and usual.replica in ("", self.replica):
             order = [usual, *(peer for peer in order if peer.peer_id != usual.peer_id)]
-        order = [peer for peer in order if peer.peer_id != without]
         now = monotonic()
-        order.sort(key=lambda peer: (self.replaced.is_last(peer.peer_id, now), peer.peer_id == self.silent))
+        able = (peer for peer in order if not self.silences.is_silent(peer.peer_id, peer.round, now))
+        order = [peer for peer in able if peer.peer_id != without]
+        order.sort(key=lambda peer: self.replaced.is_last(peer.peer_id, now))
         return order[attempt % len(order)] if order else None
 
     async def _call(self, peer: PeerRecord) -> bool:
@@ -297,6 +298,12 @@ class GroupSeats:
         now = monotonic()
         is_slow = peer is not None and self.replaced.is_last(peer, now)
         self.wished, self.until = None if is_slow else peer, now + REGROUP_SECONDS
+
+    def note_silence(self, peer: PeerId) -> None:
+        """Call a volunteer that did not answer in time no more, until it has finished another round or some time has
+        passed."""
+        record = self.reconciler.discovery.records.get(peer)
+        self.silences.note(peer, record.round if record is not None else 0, monotonic())
 
     def replace(self, peer: PeerId) -> None:
         """Look, from the next group on, for another in the place of a neighbour that was slow."""

@@ -186,7 +186,7 @@ class ServedStage:
         self.told, self.offer = (), None  # should the same peers form it again, that is told
         self.slow_members.group_broken()
         if isinstance(error, SilentError):
-            self.seats.silent = error.peer
+            self.seats.note_silence(error.peer)
         if self.here.pipeline is not None:  # else what has been said of the last step still goes out
             self.seats.hang_up(reason)
         await self.here.abandon(reason)

@@ -54,8 +54,11 @@ otherwise idle machine is not quite that of a step."""
 CALLED_LAST_SECONDS, MOST_CALLED_LAST_SECONDS = 600.0, 6 * 3600.0
 """The time in which a volunteer that was replaced is called last: twice as long each time."""
 
+SILENT_SECONDS, MOST_SILENT_SECONDS = 15.0, 600.0
+"""The time for which a volunteer that did not answer is not called: twice as long each time."""
+
 NEIGHBOURS_KEPT = 64
-"""The peers whose debts, promises and replacements a stage remembers; the oldest are forgotten first."""
+"""The peers whose debts, promises, replacements and silences a stage remembers; the oldest are forgotten first."""
 
 
 Value = TypeVar("Value")
@@ -271,3 +274,30 @@ class Replaced:
     def is_last(self, peer: PeerId, now: float) -> bool:
         """Whether a volunteer is called after all others, as it was slow not long ago."""
         return peer in self.peers and now < self.peers[peer].until
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """A volunteer did not answer `times` times, the last time while its record named this `round`; until then, by
+    `monotonic`, it is not called."""
+
+    times: int
+    round: int
+    until: float
+
+
+@dataclass(slots=True)
+class Silences:
+    """The volunteers that did not answer their group in time. The same group would wait for the same again."""
+
+    peers: dict[PeerId, Silence] = field(default_factory=dict)
+
+    def note(self, peer: PeerId, round: int, now: float) -> None:
+        """A volunteer has not answered, which has finished a `round`."""
+        times = 1 + (self.peers[peer].times if peer in self.peers else 0)
+        _keep(self.peers, peer, Silence(times, round, now + pause_after(times, SILENT_SECONDS, MOST_SILENT_SECONDS)))
+
+    def is_silent(self, peer: PeerId, round: int, now: float) -> bool:
+        """Whether a volunteer that has finished a `round` is not called: it did not answer not long ago, and has
+        finished no other round since."""
+        return peer in self.peers and self.peers[peer].round == round and now < self.peers[peer].until

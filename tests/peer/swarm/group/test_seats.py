@@ -14,6 +14,8 @@ from peer.network.duplex import Duplex
 from peer.network.group import PipelineService, call, link
 from peer.swarm.group import seats as seating
 from peer.swarm.group.seats import GroupSeats, pause
+from peer.swarm.group.slowness import SILENT_SECONDS
+from protocol.clock import monotonic
 from protocol.codec.seating import pack_seats
 from protocol.errors import LostMemberError, PeerError
 from protocol.identity import PeerId, ReplicaId
@@ -231,16 +233,24 @@ def test_who_is_wished_is_waited_for_and_then_anybody_is_called(tmp_path: Path, 
     play(tmp_path, scene)
 
 
-def test_who_did_not_answer_in_time_is_called_last(tmp_path: Path):
+def test_who_did_not_answer_in_time_is_called_again_when_it_has_finished_another_round_or_time_has_passed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     async def scene(town: Town) -> None:
-        first = await town.join("a", 0)
-        for name in "bc":
-            await town.join(name, 1)
+        first, only = await town.join("a", 0), await town.join("b", 1)
         seats = town.of(first)
-        found = await seats._candidate(0)
-        assert found is not None
-        seats.silent = seats.usual = found.peer_id
-        assert (await seats._candidate(0)).peer_id != found.peer_id  # type: ignore[union-attr]
+        seats.usual = only.id
+        discovery, now = seats.reconciler.discovery, monotonic()
+        monkeypatch.setattr(seating, "monotonic", lambda: now)
+        seats.note_silence(only.id)
+        assert await seats._candidate(0) is None
+        now += SILENT_SECONDS
+        assert await seats._candidate(0) is not None
+        seats.note_silence(only.id)
+        now += 2 * SILENT_SECONDS - 0.1
+        assert await seats._candidate(0) is None
+        discovery.records[only.id] = discovery.records[only.id].model_copy(update={"round": 1})
+        assert await seats._candidate(0) is not None
 
     play(tmp_path, scene)
 
