@@ -8,6 +8,7 @@ from peer.telemetry.decisions import Waiting
 from protocol.identity import Part, PeerId, stage_part
 from protocol.manifest import Manifest
 from protocol.outer.phases import RunView, lacking, target
+from protocol.outer.window import SKEW
 from protocol.trust.records import PeerRecord, Peers, lost_states
 from protocol.wording import LOST, lasting, parts_named, so_many, state_after, tails
 
@@ -38,7 +39,7 @@ def for_members(peers: Peers, me: PeerRecord, manifest: Manifest, begun: bool, m
     where other groups have them all, as a spare; or for the beginning of a run that has not `begun`."""
     if not me.stage and (spare := _as_spare(peers, me, manifest, begun)):
         return spare
-    return _for_stages(peers, manifest, missing) if begun else for_the_beginning(peers, manifest)
+    return _for_stages(peers, manifest, missing, me.round) if begun else for_the_beginning(peers, manifest)
 
 
 def for_a_seat(peers: Peers, me: PeerRecord, manifest: Manifest, begun: bool) -> Waiting:
@@ -50,7 +51,7 @@ def for_a_seat(peers: Peers, me: PeerRecord, manifest: Manifest, begun: bool) ->
         return for_the_beginning(peers, manifest)
     nobody = [stage for stage, count in _volunteers(peers, manifest).items() if not count]
     if nobody:
-        return _for_stages(peers, manifest, nobody)
+        return _for_stages(peers, manifest, nobody, me.round)
     before = me.stage - 1
     able = len(looking(peers, before))
     return Waiting(
@@ -65,7 +66,7 @@ def for_its_group(peers: Peers, me: PeerRecord, manifest: Manifest, begun: bool,
         return for_the_beginning(peers, manifest)
     seated = {peer.stage for peer in peers if peer.replica == first} | {0, me.stage}
     if missing := [stage for stage in range(manifest.replicas.stages) if stage not in seated]:
-        return _for_stages(peers, manifest, missing)
+        return _for_stages(peers, manifest, missing, me.round)
     return Waiting(f"peer {first[-8:]}, the first stage of its group", "it offers a round, or is found lost")
 
 
@@ -194,13 +195,16 @@ def _lack(planned: int, there: int, what: str, where: str = "") -> str:
     return f"{so_many(planned - there, what)}{where} ({there} of {planned})" if there < planned else ""
 
 
-def _for_stages(peers: Peers, manifest: Manifest, missing: Collection[int]) -> Waiting:
-    """The wait of a group, or of those who could be in one, for a volunteer of each of the `missing` stages."""
+def _for_stages(peers: Peers, manifest: Manifest, missing: Collection[int], round: int) -> Waiting:
+    """The wait of a group at a `round`, or of those who could be in one, for a volunteer of each of the `missing`
+    stages."""
     counts, stages = _volunteers(peers, manifest), manifest.replicas.stages
     named = []
     for stage in sorted(missing):
         able = len(free(peers, stage))
-        whom = f"a free volunteer of stage {stage} ({counts[stage]} there, {able} free)"
+        behind = sum(peer.round + SKEW < round for peer in free(peers, stage))
+        far = f", {behind} of them rounds behind" if behind else ""
+        whom = f"a free volunteer of stage {stage} ({counts[stage]} there, {able} free{far})"
         named.append(f"an answer of {whom}" if able else whom)
     return Waiting(" and ".join(named), "a group needs one of each stage", stages - len(missing), stages)
 

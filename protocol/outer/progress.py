@@ -61,6 +61,10 @@ class RunProgress:
         """The last round that the run has finished, as far as its operator has not given it up."""
         return self._standing(self.run)
 
+    def believed(self, shown: int) -> int:
+        """A round that a single holder shows, as far as the operator's rewind says that the run had finished it."""
+        return min(shown, self.rewind.lost) if self.rewind is not None else 0
+
     def newest(self, part: Part, run: int = 0) -> int:
         """The last round after which the state of a part was held, and is not given up. `run` is a later round that the
         run is seen to have finished now: all parts were held a round before it, or it could not have."""

@@ -30,6 +30,7 @@ from protocol.manifest import Manifest
 from protocol.manifest_tables import MOST_STAGES
 from protocol.outer.history import Claim
 from protocol.outer.phases import RunPhase
+from protocol.outer.window import SKEW
 from protocol.trust import signed
 from protocol.trust.membership_card import Authority, Card, Role, Signer
 
@@ -43,6 +44,9 @@ Claims = Mapping[Part, list[Claim]]
 
 RECORDS_UNDER_A_KEY = 64
 """The number of records that are expected under each of a large run's keys."""
+
+FAR_BEHIND = 2 * SKEW
+"""The rounds that a holder is behind whom messages have not failed to reach, but who cannot follow the run."""
 
 LIBP2P = r"^(/(ip4|ip6|dns4|dns6)/[^/\s]+/tcp/[0-9]{1,5}/p2p/[1-9A-HJ-NP-Za-km-z]+)?$"
 
@@ -169,18 +173,20 @@ def holds_newest(record: PeerRecord) -> bool:
 
 
 def lost_states(peers: Iterable[PeerRecord], stages: int) -> tuple[int, list[int]]:
-    """The last round that any of these peers has finished, and the stages whose state some of them wait for and none
-    holds, both by their own word. Words for people follow from it, and nothing else: a peer may lie here."""
+    """The last round that any of these peers has finished, and the stages whose state after it none of them holds
+    though some serve the stage: they wait for it, or are rounds behind. Both by their own word: words for people follow
+    from it, and nothing else, since a peer may lie here."""
     there = list(peers)
     last = max((peer.round for peer in there), default=0)
-    wait = [peer for peer in there if peer.phase == RunPhase.AWAITING_STATE]
-    awaited = {peer.stage for peer in wait if peer.role == "volunteer"}
-    if any(peer.role != "volunteer" for peer in wait):
-        awaited = set(range(stages))
-    holders = [peer for peer in there if holds_newest(peer)]
-    held = {peer.stage for peer in holders if peer.role == "volunteer"}
-    whole = any(peer.role != "volunteer" for peer in holders)
-    return last, [] if whole else sorted(awaited - held)
+    holders = [peer for peer in there if holds_newest(peer) and peer.round >= last - FAR_BEHIND]
+    if any(peer.role != "volunteer" for peer in holders):
+        return last, []
+    held = {peer.stage for peer in holders}
+    lack = [peer for peer in there if peer.phase == RunPhase.AWAITING_STATE or peer.round < last - FAR_BEHIND]
+    lacked = {peer.stage for peer in lack if peer.role == "volunteer" and peer.phase != RunPhase.CATCHING_UP}
+    if any(peer.role != "volunteer" and peer.phase == RunPhase.AWAITING_STATE for peer in lack):
+        lacked = set(range(stages))
+    return last, sorted(lacked - held)
 
 
 def pack_record(record: PeerRecord) -> bytes:
