@@ -18,8 +18,16 @@ import pytest
 import uvloop
 from hypothesis import HealthCheck, settings
 
-# As `peer.process` does. On Python 3.11 asyncio's own server loses a connection that it accepts while it is closed.
-asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
+
+class UvloopPolicy(asyncio.DefaultEventLoopPolicy):
+    """Runs tests in uvloop, as `peer.process` does peers, but for those that name another loop. On Python 3.11
+    asyncio's own server loses a connection that it accepts while it is closed."""
+
+    def new_event_loop(self) -> asyncio.AbstractEventLoop:
+        return uvloop.new_event_loop()
+
+
+asyncio.set_event_loop_policy(UvloopPolicy())
 
 # A shared CI machine may be slow at any moment; there the examples are the same at every run too.
 settings.register_profile("here", deadline=None)

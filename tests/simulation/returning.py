@@ -175,7 +175,7 @@ class Swarm:
             self.start(member)
         elif what in ("freeze", "thaw") and member.alive:
             member.still = what == "freeze"
-        elif what == "new" and len(self.members) < 8 and self.groups:
+        elif what == "new" and self.node and len(self.members) < 8 and self.groups:  # which lets it in
             self.join(self.chance.randrange(STAGES))
         elif what == "node":
             self.node = not self.node

@@ -16,6 +16,7 @@ import pytest
 from peer.testnet import forks, namespaces
 from peer.testnet.forks import ForkedProcess, can_fork
 from protocol.errors import LostMemberError
+from tests.reference.own_loop import run
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks are for Linux")
 
@@ -47,7 +48,7 @@ def played(scene: Callable[[], Coroutine[Any, Any, None]]) -> None:
         async with asyncio.timeout(60):
             await scene()
 
-    asyncio.run(bounded())
+    run(bounded())
 
 
 def test_a_fork_is_what_it_was_asked_to_be_and_tells_how_it_ended(

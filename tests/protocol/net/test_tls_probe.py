@@ -12,6 +12,7 @@ from protocol.errors import FormatError
 from protocol.net.tls_probe import TlsProbe, probe
 from protocol.trust.certificates import shown_by
 from tests.reference.admitted import credentials, identity
+from tests.reference.own_loop import run
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 PATIENCE = 20.0
@@ -53,7 +54,7 @@ def seen(handler: Handler, tls: ssl.SSLContext | None = None, seconds: float = P
                 if tls is None or tls.verify_mode is ssl.CERT_NONE:  # else the handshake fails, and nothing is handled
                     await asyncio.wait_for(ended.wait(), PATIENCE)
 
-    return asyncio.run(look())
+    return run(look())
 
 
 def of_a_peer(folder: Path, wants_one: bool) -> ssl.SSLContext:
