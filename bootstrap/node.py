@@ -49,11 +49,11 @@ RECORDS_SECONDS = 2.0
 @dataclass(frozen=True, slots=True)
 class Listen:
     """Where a node listens: the door at `host:port`, libp2p and the port for peers at the next two (port 0: any
-    three). `announced` is the host that goes into the ticket where it is another than `host`."""
+    three). `announced` are the hosts that go into the ticket where they are others than `host`."""
 
     host: str
     port: int
-    announced: str | None = None
+    announced: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,8 +192,8 @@ def _ticket(descriptor: Descriptor, libp2p: Sequence[str], port: int, where: Lis
     own = Ticket(
         descriptor.run_id,
         certificates.public_key(standing.credentials.root),
-        (join(where.announced or where.host, port),),
-        tuple(dict.fromkeys(moved(each, where.announced) if where.announced else each for each in libp2p)),
+        tuple(join(host, port) for host in where.announced or (where.host,)),
+        tuple(dict.fromkeys(moved(address, host) for address in libp2p for host in where.announced) or libp2p),
     )
     if standing.known is None:
         return own

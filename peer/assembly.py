@@ -1,7 +1,7 @@
 """How one peer is put together: a place in the run, sockets open, files here, and everything that a role works with."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +20,8 @@ from peer.joining import (
     tell_place,
     text_sources,
 )
+from peer.network import address_changes
+from peer.network.address_changes import AddressChanges, addresses_told
 from peer.network.admission import Admitted
 from peer.network.attested import Attested
 from peer.network.bans import Bans
@@ -34,7 +36,8 @@ from peer.network.handover_service import HandoverService
 from peer.network.intake import Intake, ledgers_of
 from peer.network.kept_place import keep_a_slot, keep_renewing, stand_trial
 from peer.network.reach import reach
-from peer.network.reach.relayed import Ways, ways
+from peer.network.reach.reach import MachineAddresses, Reach
+from peer.network.reach.relayed import Ways
 from peer.network.reach.routes import Routes
 from peer.network.receipt_exchange import CreditService, Earned, SeenWork
 from peer.network.reporter import Reporter
@@ -48,7 +51,6 @@ from peer.swarm.node import AskNode, Node, Services, Workplace
 from peer.telemetry.events import Progress, Warned
 from peer.telemetry.status import EventStream
 from peer.torch_thread import TorchThread
-from protocol.addresses import dialled_at
 from protocol.errors import ResourceError
 from protocol.files import write_atomically
 from protocol.identity import PeerId
@@ -56,7 +58,7 @@ from protocol.limits import PEERS_SHARE
 from protocol.net import dht as dhts
 from protocol.net import gate as gates
 from protocol.net.blobs import Blob, BlobService
-from protocol.net.channels import options
+from protocol.net.channels import Reachable, options
 from protocol.net.connection_limits import OF_PEERS
 from protocol.net.guard import Guard
 from protocol.net.lenient import AnyBytes
@@ -74,7 +76,7 @@ from protocol.schemas import (
 from protocol.trust.keys import Identity
 from protocol.trust.membership_card import Authority, Signer
 from protocol.trust.records import PeerRecord, Register
-from protocol.wording import size
+from protocol.wording import size, tail
 
 GRACE_SECONDS = 2.0
 """How long calls in flight may take to end when the peer stops."""
@@ -86,6 +88,8 @@ class Network:
 
     server: grpc.aio.Server
     gate: gates.Gate
+    machine: MachineAddresses
+    reach: Reach
     ways: Ways
     discovery: Discovery
     contacts: Contacts
@@ -167,6 +171,7 @@ async def joined(
                 lambda: keep_a_slot(network.discovery, ask_again, emit),
                 network.ways.keep,
                 copies.watch,
+                _address_changes(settings, network, reconciler, emit).watch,
             ),
             ask_node=ask_node,
             shut_out=shut_out,
@@ -176,10 +181,11 @@ async def joined(
             next_stage=asyncio.get_running_loop().create_future(),
         )
         _bind(network.server, settings, services, reconciler)
+        network.discovery.on_move = partial(_follow_move, network, services)
         emit(Progress("getting ready to compute"))
         await warming
         await network.gate.serve(network.server, place.credentials.serving())
-        await network.ways.open()
+        await network.ways.open(network.reach)
         write_atomically(settings.directory / "ticket", f"{settings.ticket}\n".encode(), 0o600)
         tell_place(settings, descriptor.manifest, record, choice, emit)
         reporter.start(network.contacts, partial(node_of, settings.directory))
@@ -206,6 +212,7 @@ async def _open(
     authority = Authority(descriptor.run_id, descriptor.operator, bans.is_revoked)
     bandwidth = settings.bandwidth()
     asks = isinstance(place, Admitted)
+    machine = await asyncio.to_thread(address_changes.machine_addresses, settings.ticket)
     way = await reach.find(settings.wish, settings.ticket, identity, settings.directory, asks=asks)
     if said := way.objection or way.doubt:
         emit(Progress(said))
@@ -213,6 +220,8 @@ async def _open(
     guard = Guard(bans.objection, gate.authenticate)
     server = grpc.aio.server(options=options(manifest, bandwidth.window), interceptors=[guard, AnyBytes()])
     try:
+        for host in way.also:
+            await gate.add(host)
         dht = await dhts.start(
             identity,
             way.host,
@@ -230,19 +239,23 @@ async def _open(
     opened.push_async_callback(gate.close, GRACE_SECONDS)
     record = PeerRecord(
         peer_id=identity.peer_id,
-        address=way.address(gate.port),
-        libp2p="" if way.hidden else dialled_at(dht.addresses, way.announced[0]),
+        **addresses_told(way, gate.port, dht, settings.relay),
         role=settings.role,
         stage=place.card.stage,
         slot=place.card.slot,
         on_trial=place.card.on_trial,
-        relays=settings.relay and not way.hidden,
     )
     signer = Signer(identity, authority, place.signed_card)
     discovery = Discovery(dht, signer, manifest, record, nodes, records, objection=bans.objection)
-    contacts = Contacts(
-        manifest, place.credentials, bans.objection, bandwidth, Routes(dht.streams, signer, discovery.relays_of)
-    )
+
+    def others_of(called: Reachable) -> Sequence[str]:
+        """The addresses of a peer beside its first one; of the operator's node, those of the ticket's doors."""
+        if called.peer_id in records:
+            return discovery.other_addresses_of(called.peer_id)
+        return settings.ticket.other_doors(called.address)
+
+    routes = Routes(dht.streams, signer, discovery.relays_of, others_of)
+    contacts = Contacts(manifest, place.credentials, bans.objection, bandwidth, routes)
     opened.push_async_callback(contacts.close)
 
     def hang_up(banned: PeerId) -> None:
@@ -254,8 +267,36 @@ async def _open(
         discovery.news.ring()
 
     bans.listeners.append(hang_up)
-    reached = ways(way, gate.connect, dht.streams, discovery, bandwidth, bans.objection, nodes, emit)
-    return Network(server, gate, reached, discovery, contacts, bans)
+    ways = Ways(gate.connect, dht.streams, discovery, bandwidth, nodes, emit, settings.relay, bans.objection)
+    return Network(server, gate, machine, way, ways, discovery, contacts, bans)
+
+
+def _address_changes(
+    settings: PeerSettings, network: Network, reconciler: Reconciler, emit: EventStream
+) -> AddressChanges:
+    """The watch on the addresses of this machine."""
+    return AddressChanges(
+        settings.wish,
+        settings.ticket,
+        network.machine,
+        network.reach,
+        network.gate,
+        network.ways,
+        network.discovery,
+        network.contacts,
+        emit,
+        reconciler.compare,
+    )
+
+
+def _follow_move(network: Network, services: Services, before: PeerRecord, now: PeerRecord) -> None:
+    """Close what is open to, and from, a peer that has given up an address: what goes there is not answered, and TCP
+    would wait for it. Whoever waits for that peer calls it where it is now."""
+    peer = now.peer_id
+    network.contacts.hang_up(peer)
+    services.pipeline.hang_up(peer, f"the address of peer {tail(peer)} has changed")
+    if before.libp2p and before.libp2p != now.libp2p:
+        network.contacts.closing.spawn(network.discovery.dht.streams.hang_up(peer))
 
 
 def _reconciler(

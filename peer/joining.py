@@ -345,7 +345,8 @@ def text_sources(
     tokenizer = descriptor.file(TOKENIZER).sha256
     cache = space.cache(int(settings.data_cache * 1e9))
     private = settings.private_mirrors
-    return TextSources(settings.data, cache, tokenizer, place.credentials, bandwidth, private)
+    credentials, doors = place.credentials, settings.ticket.other_doors
+    return TextSources(settings.data, cache, tokenizer, credentials, bandwidth, private, doors)
 
 
 async def fetch_files(

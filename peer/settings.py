@@ -1,6 +1,7 @@
 """What a peer's owner has set: its place in a run, how it computes, and what it may use of machine and line."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -72,7 +73,7 @@ class PeerSettings:
     device: DeviceName = "auto"
     threads: int = 1
     listen: str | None = None
-    announce: str | None = None
+    announce: Sequence[str] | None = None
     reach: ReachMode = "auto"
     relay: bool = False
     data: Path | None = None
@@ -150,7 +151,7 @@ class PeerSettings:
     @property
     def wish(self) -> Wish:
         """How others are to reach this peer."""
-        return Wish(self.listen, self.announce, self.reach)
+        return Wish(self.listen, tuple(self.announce or ()), self.reach)
 
     def arithmetic(self, manifest: Manifest, stage: int | None, device: torch.device) -> Arithmetic:
         """The precision in which this peer trains a stage (None: all) on a device, whether torch compiles its layers,

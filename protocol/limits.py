@@ -22,8 +22,17 @@ Those checked before take none."""
 PROOF_BYTES = CARD_BYTES + 512
 """The size of a contribution's proof, or of a receipt for it: a card, and 0.4 KiB of names, digests and a signature."""
 
+ADDRESSES_NAMED, ADDRESS_CHARACTERS = 3, 100
+"""The addresses that a record names beside the first one, and the length of each: IPv4, IPv6, a VPN. A peer that looks
+for another dials these and the first one, once each."""
+
+ADDRESS_CHANGES, ADDRESS_CHANGE_SECONDS = 8, 10.0
+"""The changes of a peer's addresses that others follow at once, and the time after which they follow one more: a laptop
+that loses its Wi-Fi again and again. The calls to a peer that names new addresses faster fail, so that nobody is made
+to dial a list of third parties."""
+
 RECORD_BYTES = 4 * 1024
-"""The size of a peer's signed record: 1 KiB of names and addresses, 1.2 KiB of scores, 0.6 KiB of relays, 0.2 KiB of
+"""The size of a peer's signed record: 1.3 KiB of names and addresses, 1.2 KiB of scores, 0.6 KiB of relays, 0.2 KiB of
 stages, its card and its gateway's, 0.6 KiB."""
 
 HOLDERS_NAMED = 64
@@ -79,6 +88,10 @@ DHT_ASKED_OF_PEER = 8
 DHT_ASKED_SECONDS = 60.0
 """The calls of ours that another node may leave unanswered before it is asked no more, and the age at which an
 unanswered call makes this node hang up on it."""
+
+DHT_SILENT_SECONDS = 4.0
+"""The age of an unanswered call to an operator's node, or another that was met by its address, at which a peer tries
+whether the connection is dead: twice the time after which a node is passed over."""
 
 DHT_REFUSED = 32
 """The refused calls of a source in a row after which this node hangs up on it. By arithmetic refusing one takes 0.1 ms,

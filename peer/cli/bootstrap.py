@@ -82,8 +82,8 @@ class BootstrapOptions:
         ),
     ] = "127.0.0.1:7700"
     announce: Annotated[
-        str | None,
-        typer.Option(metavar="HOST", help="Host name or address in the ticket, where peers see another one."),
+        list[str] | None,
+        typer.Option(metavar="HOST", help="Host in the ticket, where it is not --listen's. Once for each of several."),
     ] = None
     directory: Annotated[
         Path | None, typer.Option("--dir", help="Folder for the run's files. Default: under ~/.hetpeer.")
@@ -199,7 +199,7 @@ def serve_run(options: BootstrapOptions, terminal: "Terminal") -> int:
             if options.dry_run:
                 return dry_run(manifest, terminal)
             name = f"bootstrap-{manifest.run.name}"
-        page = taken(options.dashboard, where.announced) if options.dashboard else nullcontext()
+        page = taken(options.dashboard, next(iter(where.announced), None)) if options.dashboard else nullcontext()
         with locked(options.directory or home() / name) as folder, page as dashboard:
             if ticket is None:
                 descriptor = create_run(
@@ -387,13 +387,13 @@ def _listen_address(options: BootstrapOptions) -> "Listen":
 
     try:
         host, port = split(options.listen)
-        announced, other_port = read_host(options.announce) if options.announce is not None else (None, None)
+        named = [read_host(text) for text in options.announce or ()]
     except FormatError as error:
         raise UserError(f"--listen takes HOST:PORT, and --announce HOST: {error}") from None
-    if other_port is not None:
+    if any(other_port is not None for _, other_port in named):
         raise UserError("--announce takes HOST alone: the ports are those of --listen")
     if port > MOST_PORT:
         raise UserError(f"--listen takes a port up to {MOST_PORT}: libp2p and peers use the next two")
-    if host in WILDCARDS and announced is None:
+    if host in WILDCARDS and not named:
         raise UserError(f"listening on {host} needs --announce HOST: the address that peers can reach")
-    return Listen(host, port, announced)
+    return Listen(host, port, tuple(name for name, _ in named))

@@ -95,7 +95,9 @@ def examine(options: DoctorOptions, terminal: "Terminal") -> int:
             looked: list[Around] = []
 
             async def look(stop: "asyncio.Event") -> None:
-                looked.append(await look_around(ticket, Wish(options.listen, options.announce), terminal))
+                looked.append(
+                    await look_around(ticket, Wish(options.listen, tuple(filter(None, [options.announce]))), terminal)
+                )
 
             if code := run_command(look, terminal):
                 return code

@@ -114,11 +114,11 @@ class ServingOptions:
         ),
     ] = None
     announce: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             metavar="HOST[:PORT]",
             help="What others dial, where that is not where this peer listens: a router's address, whose port you "
-            "forward. libp2p then listens on the port after --listen's.",
+            "forward. libp2p then listens on the port after --listen's. Several times: others try them in this order.",
         ),
     ] = None
     reach: Annotated[

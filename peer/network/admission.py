@@ -6,12 +6,14 @@ import socket
 import ssl
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
 
 import grpc
+import psutil
 from pydantic import ValidationError
 
 from protocol.addresses import is_ip, join, split
@@ -24,12 +26,14 @@ from protocol.net import dht as dhts
 from protocol.net.bandwidth import Bandwidth
 from protocol.net.blobs import fetch_file
 from protocol.net.channels import Credentials, connect, handshake, knock
-from protocol.net.tls_probe import probe
+from protocol.net.tasks import first_success
+from protocol.net.tls_probe import STAGGER_SECONDS, probe
 from protocol.run.dataset import base_urls
 from protocol.run.run_files import Descriptor, RunFile, parse_descriptor
 from protocol.schemas import run_pb2 as pb
 from protocol.schemas import run_pb2_grpc
 from protocol.trust import certificates
+from protocol.trust.certificates import Caller
 from protocol.trust.keys import Identity, load_or_create, peer_id_of_public
 from protocol.trust.membership_card import Authority, Card, Role
 from protocol.trust.records import Peers, Register
@@ -39,6 +43,8 @@ ROLES = {"volunteer": pb.VOLUNTEER, "datacenter": pb.DATACENTER, "observer": pb.
 
 LAST_TIME = 1e11
 """Seconds since 1970 that no clock shows."""
+
+IP_FAMILIES = (socket.AF_INET, socket.AF_INET6)
 
 Reply = TypeVar("Reply")
 
@@ -252,14 +258,27 @@ async def fetch_files(
 
 
 async def _at_a_door(ticket: Ticket, ask: Callable[[grpc.aio.Channel, Endpoint], Awaitable[Reply]]) -> Reply:
-    """Ask at one door after the other. Returns the answer of the first that opens."""
-    silent: list[HetpeerError] = []
-    for address in ticket.doors:
+    """Ask at the first door that opens: each has `STAGGER_SECONDS` before the next is tried as well. Where it does not
+    answer, the others are asked. Returns the answer."""
+    failed: dict[str, HetpeerError] = {}
+
+    async def try_door(address: str) -> tuple[str, Caller, bytes]:
         try:
-            async with knocked(ticket, address) as (channel, node):
-                return await ask(channel, node)
+            return address, *await _opened(ticket, address)
         except (UnreachableError, PeerError) as error:  # another may open though this one is wrong
-            silent.append(error)
+            failed[address] = error
+            raise
+
+    while doors := [door for door in ticket.doors if door not in failed]:
+        attempts = [partial(try_door, address) for address in doors]
+        with suppress(UnreachableError, PeerError):
+            address, door, certificate = await first_success(attempts, STAGGER_SECONDS, (UnreachableError, PeerError))
+            try:
+                async with knock(address, door.peer, certificate) as channel:
+                    return await ask(channel, Endpoint(door.peer, address))
+            except (UnreachableError, PeerError) as error:
+                failed[address] = error
+    silent = [failed[door] for door in ticket.doors]
     if wrong := [each for each in silent if isinstance(each, PeerError)]:  # the ticket, or an address: tell that
         raise wrong[0]
     tried = ticket.doors[0] if len(ticket.doors) == 1 else f"any of {', '.join(ticket.doors)}"
@@ -278,13 +297,23 @@ async def knocked(ticket: Ticket, address: str) -> AsyncIterator[tuple[grpc.aio.
         UnreachableError: nobody answers there.
         PeerError: what answers is no node of the run. Both are also what gRPC's errors in the block become.
     """
-    shown = await _shown(address)
-    try:
-        door, certificate = certificates.read_door(shown, ticket.authority)
-    except FormatError as error:
-        raise PeerError(f"what answers at {address} is no bootstrap node of this run: {error}") from None
+    door, certificate = await _opened(ticket, address)
     async with knock(address, door.peer, certificate) as channel:
         yield channel, Endpoint(door.peer, address)
+
+
+async def _opened(ticket: Ticket, address: str) -> tuple[Caller, bytes]:
+    """Look at who answers at a door. Returns the node, and its certificate (PEM).
+
+    Raises:
+        UnreachableError: nobody answers there.
+        PeerError: what answers is no node of the run.
+    """
+    shown = await _shown(address)
+    try:
+        return certificates.read_door(shown, ticket.authority)
+    except FormatError as error:
+        raise PeerError(f"what answers at {address} is no bootstrap node of this run: {error}") from None
 
 
 async def _shown(address: str) -> bytes:
@@ -299,22 +328,31 @@ async def _shown(address: str) -> bytes:
         raise UnreachableError(f"no answer from {address} ({error})") from None
 
 
-def address_towards(operator: str) -> str:
-    """The IP address of this machine's interface that leads to the operator, of IPv4 if one does. Sends nothing.
+def address_towards(*doors: str) -> str:
+    """The IP address of this machine's interface that leads to the first of these doors to which one does, of IPv4 if
+    one does. Sends nothing.
 
     Raises:
         UnreachableError: no interface does.
     """
     reason: object = "it has no address"
-    try:
-        found = socket.getaddrinfo(*split(operator), type=socket.SOCK_DGRAM)
-        for family, kind, _, _, where in sorted(found, key=lambda each: each[0] != socket.AF_INET):
-            try:
-                with socket.socket(family, kind) as probe:
-                    probe.connect(where)
-                    return str(probe.getsockname()[0])
-            except OSError as error:
-                reason = error.strerror
-    except (OSError, FormatError) as error:
-        reason = error
-    raise UnreachableError(f"no way from this machine to {operator}: {reason}")
+    for door in doors:
+        try:
+            addresses = socket.getaddrinfo(*split(door), type=socket.SOCK_DGRAM)
+            for family, kind, _, _, where in sorted(addresses, key=lambda address: address[0] != socket.AF_INET):
+                try:
+                    with socket.socket(family, kind) as probe:
+                        probe.connect(where)
+                        return str(probe.getsockname()[0])
+                except OSError as error:
+                    reason = error.strerror
+        except (OSError, FormatError) as error:
+            reason = error
+    raise UnreachableError(f"no way from this machine to {doors[0]}: {reason}")
+
+
+def own_addresses() -> frozenset[str]:
+    """The IP addresses of this machine now, without those of IPv6 that need the name of an interface."""
+    interfaces = psutil.net_if_addrs().values()
+    ips = (entry.address for interface in interfaces for entry in interface if entry.family in IP_FAMILIES)
+    return frozenset(ip for ip in ips if "%" not in ip)

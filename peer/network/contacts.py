@@ -125,6 +125,13 @@ class Contacts:
         for channel in [channel for channel, whose in self.streams.items() if whose == peer]:
             self._close(channel, None)
 
+    def hang_up_all(self) -> None:
+        """End all channels: an address of this machine is gone, and what was sent from it is never answered."""
+        for key, (_, channel) in [*self.channels.items()]:
+            self._drop(key, channel, at_once=True)
+        for channel in [*self.streams]:
+            self._close(channel, None)
+
     def _require_no_objection(self, peer: Reachable) -> None:
         if objection := self.objection(peer.peer_id):
             raise RefusedError(objection)

@@ -42,6 +42,8 @@ class Discovery:
     namesake: PeerRecord | None = None
     """The newest record of this peer's own key that it has not published itself: a copy of its folder may run."""
     news: Notifier = field(default_factory=Notifier)
+    on_move: Callable[[PeerRecord, PeerRecord], None] = lambda before, now: None
+    """A function that is told when a peer has given up one of its addresses, with its record before and now."""
     objection: Callable[[PeerId], str] = lambda peer: ""
     """A function that tells why this peer does not talk to another; empty: it does. A peer that is avoided counts as
     absent: nobody waits for it."""
@@ -116,6 +118,8 @@ class Discovery:
             return
         if newer:
             self.records[peer] = record
+        if newer and known is not None and not set(known.addresses) <= set(record.addresses):
+            self.on_move(known, record)
         if in_person or record.sequence > self.lost.get(peer, -1):
             self.lost.pop(peer, None)
             self.seen[peer] = monotonic()
@@ -128,6 +132,10 @@ class Discovery:
     def relays_of(self, peer: PeerId) -> list[str]:
         """The relays by which a peer is reached that cannot be dialled; none: it can, or it is not known."""
         return self.records[peer].via if peer in self.records else []
+
+    def other_addresses_of(self, peer: PeerId) -> list[str]:
+        """The addresses that a peer names beside its first one; none, if it is not known."""
+        return self.records[peer].other_addresses if peer in self.records else []
 
     def let_in_by(self, gateway: PeerId) -> list[PeerId]:
         """The peers that are known to have been let in by a gateway."""

@@ -64,15 +64,27 @@ class PipelineService(pipeline_pb2_grpc.PipelineServicer):
         self.welcome: Callable[[PeerId, ReplicaId], Link] = nobody
         """A function that is given who calls, as its certificate says, and the replica that it calls for: returns the
         link to carry, or raises RefusedError."""
+        self.carried: dict[PeerId, Link] = {}
+        """The link that each caller has here."""
+
+    def hang_up(self, caller: PeerId, reason: str) -> None:
+        """End the link of a caller, if it has one."""
+        if caller in self.carried:
+            self.carried[caller].abort(reason)
 
     async def Exchange(self, request_iterator: AsyncIterator[pipeline_pb2.Frame], context: Any) -> None:
         await require_manifest(context, self.manifest)
         replica = ReplicaId(str(dict(context.invocation_metadata()).get(REPLICA_KEY, "")))
+        neighbour = caller(context).peer
         try:
-            upstream = self.welcome(caller(context).peer, replica)
+            upstream = self.carried[neighbour] = self.welcome(neighbour, replica)
         except RefusedError as error:
             await refuse(context, str(error))
-        await upstream.carry(context)
+        try:
+            await upstream.carry(context)
+        finally:
+            if self.carried.get(neighbour) is upstream:
+                del self.carried[neighbour]
 
 
 async def call(neighbour: Reachable, contacts: Contacts, replica: ReplicaId, downstream: Link) -> None:

@@ -16,11 +16,14 @@ import httpcore2
 from peer.network.web import Client, header
 from peer.telemetry.events import Listener, Progress
 from protocol.errors import FormatError, HetpeerError, RefusedError, UnreachableError
+from protocol.identity import Endpoint
+from protocol.limits import TLS_SECONDS
 from protocol.manifest import Manifest
 from protocol.net.allowances import pause_after
 from protocol.net.bandwidth import Bandwidth
 from protocol.net.blobs import fetch, take_turns
 from protocol.net.channels import Credentials, Reachable, connect
+from protocol.net.tls_probe import first_answering
 from protocol.run.dataset import Block, check_block
 
 BLOCK_SECONDS = 60.0
@@ -132,20 +135,26 @@ def _require_range(response: httpcore2.Response, block: Block) -> None:
 
 @dataclass(frozen=True, slots=True)
 class NodeMirror:
-    """The operator's node, which serves the blocks of text that lies on its machine by their digests."""
+    """The operator's node, which serves the blocks of text that lies on its machine by their digests. It may be at one
+    of `others` if it does not answer at its own address."""
 
     node: Reachable
     manifest: Manifest
     credentials: Credentials
     bandwidth: Bandwidth
     last: bool = True
+    others: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
         return f"the operator's node at {self.node.address}"
 
     async def fetch(self, block: Block) -> bytes:
-        async with connect(self.node, self.manifest, self.credentials, self.bandwidth.window) as channel:
+        node = self.node
+        if self.others:
+            addresses = node.address, *self.others
+            node = Endpoint(node.peer_id, await first_answering(node.peer_id, addresses, TLS_SECONDS))
+        async with connect(node, self.manifest, self.credentials, self.bandwidth.window) as channel:
             return await fetch(channel, self.manifest, block.sha256.hex(), block.size, self.bandwidth)
 
 

@@ -1,7 +1,7 @@
 """What a peer reads of the run's text, batch by batch. Prepared text is fetched ahead of training."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from ipaddress import ip_address
@@ -42,6 +42,8 @@ class TextSources:
     bandwidth: Bandwidth
     private_mirrors: bool = False
     """Whether mirrors may be in this machine's own network."""
+    other_doors: Callable[[str], Sequence[str]] = lambda address: ()
+    """A function that is given an address of the node, and names others at which it may be."""
 
 
 class Reader(Protocol):
@@ -166,7 +168,8 @@ async def block_reader(
             urls = (*await asyncio.to_thread(mirrors_of, directory), *dataset.manifest.mirrors)
             found: list[BlockSource] = [HttpMirror(url, client, sources.bandwidth) for url in dict.fromkeys(urls)]
             if (node := await asyncio.to_thread(node_of, directory)) is not None:
-                found.append(NodeMirror(node, manifest, sources.credentials, sources.bandwidth))
+                others = tuple(sources.other_doors(node.address))
+                found.append(NodeMirror(node, manifest, sources.credentials, sources.bandwidth, others=others))
             return found
 
         store = BlockStore(dataset, sources.folder, cache, Mirrors(known, emit).fetch, emit)

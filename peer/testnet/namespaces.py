@@ -30,6 +30,9 @@ BURST = ("burst", "64kb", "latency", "50ms")
 
 RENO = "echo reno > /proc/sys/net/ipv4/tcp_congestion_control"
 
+PROMOTE = "echo 1 > /proc/sys/net/ipv4/conf/all/promote_secondaries"
+"""A setting by which a host that loses its first address of a network keeps its others of that network."""
+
 LAN = "192.168"
 """Behind a router; no other host has a route there."""
 
@@ -67,6 +70,10 @@ class Namespaces:
     pid: int
     hosts: dict[str, int] = field(default_factory=dict)
     made: list[str] = field(default_factory=list)
+    addresses: dict[str, str] = field(default_factory=dict)
+    """The newest address of each process."""
+    given: int = 0
+    """The number of addresses of the bridge's network that were given out."""
 
     @property
     def switch(self) -> str:
@@ -85,8 +92,8 @@ class Namespaces:
 
     async def add(self, name: str) -> str:
         """Make a namespace for a process; its address."""
-        number = self.hosts[name] = len(self.hosts)
-        address = f"{NETWORK}.{number // HOSTS}.{number % HOSTS + 1}"
+        self.hosts[name] = len(self.hosts)
+        address = self.addresses[name] = self._new_address()
         inside, port = self.namespace(name), self._port(name)
         await self._make(inside)
         await _run(
@@ -95,8 +102,21 @@ class Namespaces:
         await _run("ip", "-n", self.switch, "link", "set", port, "master", "bridge", "up")
         await _run("ip", "-n", inside, "addr", "add", f"{address}/16", "dev", "eth0")
         await _run("ip", "-n", inside, "link", "set", "eth0", "up")
-        await _run("nsenter", f"--net={FOLDER / inside}", "sh", "-c", RENO)
+        await _run("nsenter", f"--net={FOLDER / inside}", "sh", "-c", f"{RENO}; {PROMOTE}")
         return address
+
+    async def add_address(self, name: str) -> str:
+        """Give a process one more address of its network, which is returned."""
+        before = self.addresses[name]
+        network, last = before.rsplit(".", 1)
+        address = f"{network}.{int(last) + 1}" if before.startswith(LAN) else self._new_address()
+        self.addresses[name] = address
+        await _run("ip", "-n", self.namespace(name), "addr", "add", _with_prefix(address), "dev", "eth0")
+        return address
+
+    async def remove_address(self, name: str, address: str) -> None:
+        """Take an address from a process. Nobody is told: what is sent to it is lost."""
+        await _run("ip", "-n", self.namespace(name), "addr", "del", _with_prefix(address), "dev", "eth0")
 
     async def add_behind_router(self, name: str) -> str:
         """A namespace for a process that sees the others through a router of its own, which lets nobody in: it
@@ -116,8 +136,9 @@ class Namespaces:
         routes = "echo 1 > /proc/sys/net/ipv4/ip_forward"
         await _run("nsenter", f"--net={FOLDER / at}", "sh", "-c", routes)
         await _run("nsenter", f"--net={FOLDER / at}", "nft", ROUTER.format(inside=inside))
-        await _run("nsenter", f"--net={FOLDER / namespace}", "sh", "-c", RENO)
-        return f"{LAN}.{number}.2"
+        await _run("nsenter", f"--net={FOLDER / namespace}", "sh", "-c", f"{RENO}; {PROMOTE}")
+        self.addresses[name] = f"{LAN}.{number}.2"
+        return self.addresses[name]
 
     async def enter(self, name: str) -> tuple[str, ...]:
         """What goes before a command for it to run in the namespace of `name`, which is made if it is missing."""
@@ -153,6 +174,11 @@ class Namespaces:
         while self.made:
             with suppress(ResourceError):
                 await _run("ip", "netns", "del", self.made.pop())
+
+    def _new_address(self) -> str:
+        """An address of the bridge's network that no process has had."""
+        self.given += 1
+        return f"{NETWORK}.{(self.given - 1) // HOSTS}.{(self.given - 1) % HOSTS + 1}"
 
     def _port(self, name: str) -> str:
         return f"port{self.hosts[name]}"
@@ -191,6 +217,10 @@ async def opened() -> AsyncIterator[Namespaces]:
 def _names() -> list[str]:
     """Our namespaces on this machine, of every testnet."""
     return [path.name for path in FOLDER.glob(f"{PREFIX}*-*")]
+
+
+def _with_prefix(address: str) -> str:
+    return f"{address}/{24 if address.startswith(LAN) else 16}"
 
 
 async def _run(*command: str) -> None:

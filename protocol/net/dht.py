@@ -8,6 +8,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +24,7 @@ from protocol.net.dht_calls import Calls
 from protocol.net.dht_checks import Checks, Offence, Rules, no_offence
 from protocol.net.gate import Gate
 from protocol.net.streams import BROKEN, Streams
-from protocol.net.tasks import Children, apart, first_of
+from protocol.net.tasks import Children, Notifier, apart, first_of
 from protocol.trust.keys import Identity
 
 WAIT_SECONDS = 2.0
@@ -70,34 +71,66 @@ class Dht:
     """The addresses to which this node went last."""
     say: Callable[[str], None] = lambda said: None
     """A function that is told when a daemon is started anew."""
+    move_wanted: asyncio.Event = field(default_factory=asyncio.Event)
+    attach_wanted: asyncio.Event = field(default_factory=asyncio.Event)
+    started: Notifier = field(default_factory=Notifier)
+
+    async def move(self, host: str, hidden: bool) -> None:
+        """Listen at another host from now on, at the same port if it is free there: another daemon takes the place of
+        this one, whose connections may all be dead. Returns once it runs; `while_alive` starts it.
+
+        Raises:
+            ResourceError: the host is no address of this machine.
+        """
+        await self.gate.move([host])
+        self.announces, self.hidden = libp2p.announced(host, self.gate.address), hidden
+        self.move_wanted.set()
+        await self.started.wait()
 
     async def attach(self, addresses: Sequence[str]) -> int:
-        """Meet other nodes at their libp2p addresses. Returns how many answered."""
+        """Meet other nodes at their libp2p addresses, of which one node may have several. Returns how many answered."""
         self.met = tuple(addresses) or self.met
-        results = await asyncio.gather(*(self._meet(address) for address in addresses))
+        meetings = [self._meet(peer, its_addresses) for peer, its_addresses in by_peer(addresses).items()]
+        results = await asyncio.gather(*meetings)
         if any(results):
             await apart(self.node.find_nearest_nodes([self.node.node_id]))
         return sum(results)
 
     async def keep_attached(self, addresses: Callable[[], Sequence[str]]) -> None:
         """Meet other nodes again and again, for as long as this node lives. A node that has been away, for a restart or
-        behind a dead line, is in nobody's routing table any more, and may have nobody in its own."""
+        behind a dead line, is in nobody's routing table any more, and may have nobody in its own. If one of those that
+        it has met answers no more, it does so sooner, once: many peers may be at the same node."""
+        was_early = False
         while True:
             await self.attach(addresses())
-            await asyncio.sleep(ATTACH_AGAIN_SECONDS * random.uniform(0.75, 1.25))
+            self.attach_wanted.clear()
+            seconds = ATTACH_AGAIN_SECONDS * random.uniform(0.75, 1.25)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await (asyncio.sleep(seconds) if was_early else self.attach_wanted.wait())
+            was_early = self.attach_wanted.is_set() and not was_early
 
-    async def _meet(self, address: str) -> bool:
+    async def _meet(self, peer: str, addresses: Sequence[str]) -> bool:
+        """Meet a node at its addresses. A connection to it that is there may be dead, since an address of one of its
+        ends is gone: if nothing comes back over it, the node is dialled anew. Returns whether it answered."""
+        if await self._answers(peer, addresses):
+            return True
+        if PeerId(peer) not in await self.streams.connected():
+            return False
+        await self.streams.hang_up(PeerId(peer))
+        return await self._answers(peer, addresses)
+
+    async def _answers(self, peer: str, addresses: Sequence[str]) -> bool:
         from hivemind.p2p import PeerID
         from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
         from hivemind.utils.multiaddr import Multiaddr
 
-        where, _, peer = address.rpartition("/p2p/")
         try:
             peer_id = PeerID.from_base58(peer)
             async with asyncio.timeout(ATTACH_SECONDS):
-                await self.p2p._client.connect(peer_id, [Multiaddr(where)])
+                await self.p2p._client.connect(peer_id, [Multiaddr(address) for address in addresses])
             self.checks.friends.add(peer)
-            return await self.node.protocol.call_ping(peer_id, validate=True, strict=False) is not None
+            return await self.node.protocol.call_ping(peer_id, validate=False) is not None
         except (ControlFailure, ValueError, AssertionError, *BROKEN):
             return False  # the last two: it is no address, and what it says is no id of a node
 
@@ -150,17 +183,21 @@ class Dht:
             began = monotonic()
             trouble = await self._trouble()
             lived = monotonic() - began
-            failures = 0 if lived > MOST_PAUSE_SECONDS else failures + 1
-            self.say(f"libp2p's daemon {trouble}: another is started")
+            failures = 0 if lived > MOST_PAUSE_SECONDS or not trouble else failures + 1
+            if trouble:
+                self.say(f"libp2p's daemon {trouble}: another is started")
             await self._start_again(trouble, failures)
 
     async def _trouble(self) -> str:
-        """Wait until something is wrong with the daemon. Returns what, as the end of a sentence."""
+        """Wait until something is wrong with the daemon, or it is to listen elsewhere. Returns what is wrong, as the
+        end of a sentence; empty: nothing."""
         missed = large = 0
         async with Children() as watching:
-            died = watching.spawn(self.p2p._child.wait())
+            died, moves = watching.spawn(self.p2p._child.wait()), watching.spawn(self.move_wanted.wait())
             while max(missed, large) < BEATS_MISSED:
-                await asyncio.wait((died,), timeout=BEAT_SECONDS)
+                await asyncio.wait((died, moves), timeout=BEAT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                if moves.done():
+                    return ""
                 if died.done():
                     return f"died (exit code {self.p2p._child.returncode})"
                 missed = 0 if await libp2p.answers(self.p2p, self.calls.tasks) else missed + 1
@@ -171,6 +208,8 @@ class Dht:
                             await self.streams.hang_up(peer)
                 libp2p.forget_ended(self.p2p)
                 self.calls.let_go_of_silent()
+                if self.calls.silent() & by_peer(self.met).keys():
+                    self.attach_wanted.set()
         return "does not answer" if missed else f"holds more than {LIBP2P_BYTES >> 20} MiB"
 
     async def _start_again(self, trouble: str, failures: int) -> None:
@@ -182,6 +221,7 @@ class Dht:
         await self._end()
         for attempt in range(STARTS):
             await asyncio.sleep(pause_after(failures + attempt, FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS))
+            self.move_wanted.clear()
             try:
                 await self.start()
                 break
@@ -217,6 +257,7 @@ class Dht:
         )
         self.addresses = tuple(str(address) for address in await self.p2p.get_visible_maddrs())
         await self.streams.move(self.p2p)
+        self.started.ring()
 
     async def _end(self) -> None:
         self.calls.stop()
@@ -227,6 +268,15 @@ class Dht:
         await self._end()
         await self.gate.close(0.0)
         self.checks.stop()
+
+
+def by_peer(addresses: Sequence[str]) -> dict[str, list[str]]:
+    """The addresses of each node, by its peer id."""
+    peers: dict[str, list[str]] = {}
+    for address in addresses:
+        where, _, peer = address.rpartition("/p2p/")
+        peers.setdefault(peer, []).append(where)
+    return peers
 
 
 async def start(

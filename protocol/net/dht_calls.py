@@ -28,6 +28,7 @@ from protocol.limits import (
     DHT_NEW_NODE_COST,
     DHT_NODES_KEPT,
     DHT_REFUSED,
+    DHT_SILENT_SECONDS,
     RECORDS_READ,
 )
 from protocol.net.dht_checks import Checks, DhtEntry, is_plausible, packed, unpacked
@@ -221,6 +222,11 @@ class Calls:
         for peer, since in list(self.asked.values()):
             if now - since > DHT_ASKED_SECONDS:
                 self.let_go(peer)
+
+    def silent(self) -> set[str]:
+        """The peers that leave a call unanswered for longer than an answer takes: their connections may be dead."""
+        now = monotonic()
+        return {peer for peer, since in self.asked.values() if now - since > DHT_SILENT_SECONDS}
 
     async def _believe(self, request: Any, response: Any, peer: str) -> None:
         """Leave in an answer what is valid. What an answer says of a dictionary as a whole is not signed: an expiry

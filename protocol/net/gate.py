@@ -12,7 +12,7 @@ import asyncio
 import itertools
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -140,9 +140,10 @@ class _Caller(_End):
 
 @dataclass(slots=True)
 class Gate:
-    """The gate of one public port. It is bound, and takes connections from `serve` or `forward_to` on."""
+    """The gate of one public port, on one host or several. It is bound, and takes connections from `serve` or
+    `forward_to` on."""
 
-    listening: socket.socket
+    listening: list[socket.socket]
     table: ConnectionTable
     clock: Callable[[], float] = monotonic
     target: Path | int = 0
@@ -152,20 +153,50 @@ class Gate:
     """The callers of forwarded connections, by the path that the gate's end is bound to."""
     tasks: Children = field(default_factory=Children)
     server: grpc.aio.Server | None = None
-    acceptor: asyncio.Server | None = None
+    acceptors: list[asyncio.Server] = field(default_factory=list)
     closed: bool = False
     """What the system had accepted before, and the loop tells of later, is closed at once."""
+    address: tuple[str, int] = field(init=False)
+    """The IP address and the port to which the gate is bound first."""
+
+    def __post_init__(self) -> None:
+        self.address = self.listening[0].getsockname()[:2]
 
     @property
     def port(self) -> int:
         """The public port."""
         return self.address[1]
 
-    @property
-    def address(self) -> tuple[str, int]:
-        """The IP address and the port to which the gate is bound."""
-        host, port = self.listening.getsockname()[:2]
-        return str(host), int(port)
+    async def add(self, host: str) -> None:
+        """Listen at one more host, at the same port; from `forward_to` on.
+
+        Raises:
+            ResourceError: the port is taken there, or the address is not this machine's.
+        """
+        self.listening.append(await _bound(host, self.port))
+
+    async def move(self, hosts: Sequence[str]) -> None:
+        """Close all connections, and listen at these hosts alone from now on, at the same port if it is free there. A
+        gate that cannot listens nowhere, until it is moved again.
+
+        Raises:
+            ResourceError: a host is no address of this machine.
+        """
+        for acceptor in self.acceptors:
+            acceptor.close()
+        for listening in self.listening:
+            listening.close()
+        self.acceptors, self.listening = [], []
+        self._close([*self.ends])
+        first, *more = hosts
+        try:
+            self.listening.append(await _bound(first, self.port))
+        except ResourceError:
+            self.listening.append(await _bound(first, 0))
+        self.address = self.listening[0].getsockname()[:2]
+        for host in more:
+            await self.add(host)
+        await self.forward_to(self.target)
 
     async def serve(self, server: grpc.aio.Server, credentials: grpc.ServerCredentials) -> None:
         """Start a server, which has all its services, and let callers through to it.
@@ -181,9 +212,10 @@ class Gate:
     async def forward_to(self, target: Path | int) -> None:
         """Let callers through to a server that listens at `target`, from now on."""
         self.target = target
-        if self.acceptor is None:
-            loop = asyncio.get_running_loop()
-            self.acceptor = await loop.create_server(lambda: _Caller(self), sock=self.listening)
+        loop = asyncio.get_running_loop()
+        for listening in self.listening[len(self.acceptors) :]:
+            self.acceptors.append(await loop.create_server(lambda: _Caller(self), sock=listening))
+        if not len(self.tasks):
             self.tasks.spawn(self._expire())
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -225,9 +257,10 @@ class Gate:
     async def close(self, grace: float) -> None:
         """Take no more connections; end those that are there, once their calls have had `grace` seconds to end."""
         self.closed = True
-        if self.acceptor is not None:
-            self.acceptor.close()
-        self.listening.close()
+        for acceptor in self.acceptors:
+            acceptor.close()
+        for listening in self.listening:
+            listening.close()
         if self.server is not None:
             await self.server.stop(grace)
         await self.tasks.end()
@@ -301,17 +334,20 @@ async def bind(host: str, port: int, limits: ConnectionLimits, share: float) -> 
     Raises:
         ResourceError: the port is taken, or the address is not this machine's.
     """
+    within = limits.within(int(descriptors.for_connections() * share))
+    return Gate([await _bound(host, port)], ConnectionTable(within))
+
+
+async def _bound(host: str, port: int) -> socket.socket:
+    """Bind a socket to a public address, as `bind` does."""
     try:
         if host in WILDCARDS and socket.has_dualstack_ipv6():
-            listening = socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=BACKLOG)
-        else:
-            addresses = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            family, *_, address = min(addresses, key=lambda address: address[0] != socket.AF_INET)
-            listening = socket.create_server((str(address[0]), port), family=family, backlog=BACKLOG)
+            return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=BACKLOG)
+        addresses = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        family, *_, address = min(addresses, key=lambda address: address[0] != socket.AF_INET)
+        return socket.create_server((str(address[0]), port), family=family, backlog=BACKLOG)
     except OSError:
         where = join(host, port)
         raise ResourceError(
             f"cannot listen on {where}: the port is taken or the address is not ours; try --listen"
         ) from None
-    within = limits.within(int(descriptors.for_connections() * share))
-    return Gate(listening, ConnectionTable(within))

@@ -18,7 +18,7 @@ from typing import Literal
 import msgpack
 
 from protocol.clock import monotonic
-from protocol.errors import FormatError, HetpeerError, RefusedError
+from protocol.errors import FormatError, HetpeerError, RefusedError, UnreachableError
 from protocol.identity import PeerId
 from protocol.limits import (
     RELAY_BYTES_PER_SECOND,
@@ -132,12 +132,14 @@ class Relay:
         raise FormatError("no greeting of a relay's")
 
     async def _hold(self, peer: PeerId, stream: Stream) -> None:
-        """Hold a peer, so that others reach it, until it hangs up or says nothing for a while. Its newest stream
-        counts."""
+        """Hold a peer, so that others reach it, until it hangs up or says nothing for a while. A peer that is held
+        already has lost its connection: it has to connect anew first."""
         if peer not in self.held and len(self.held) >= RELAY_PEERS:
             raise RefusedError("this relay holds as many peers as it can")
-        if (before := self.held.get(peer)) is not None:
+        if (before := self.held.pop(peer, None)) is not None:
             before.close()
+            await self.streams.hang_up(peer)  # the connection that it had is dead, and tunnels would go over that one
+            return
         self.held[peer] = stream
         try:
             await stream.say(b"")
@@ -230,8 +232,14 @@ async def be_held(streams: Streams, address: str, card: bytes) -> tuple[PeerId, 
     Raises:
         UnreachableError, RefusedError: it is not there, or does not want to.
     """
-    relay = await streams.connect(address)
-    return relay, await _greet(streams, relay, "hold", card, "")
+    relay, stream = await _opened(streams, address)
+    try:
+        await _greet(stream, relay, "hold", card, "")
+    except UnreachableError:  # it takes this peer for held: that was over another connection
+        await streams.hang_up(relay)
+        relay, stream = await _opened(streams, address)
+        await _greet(stream, relay, "hold", card, "")
+    return relay, stream
 
 
 async def ping(stream: Stream) -> bool:
@@ -251,11 +259,33 @@ async def call_by(streams: Streams, address: str, card: bytes, peer: PeerId) -> 
     Raises:
         UnreachableError, RefusedError: the relay is not there, or the peer is not there, or one does not want to.
     """
-    return await _greet(streams, await streams.connect(address), "call", card, peer)
+    relay, stream = await _opened(streams, address)
+    await _greet(stream, relay, "call", card, peer)
+    return stream
 
 
-async def _greet(streams: Streams, relay: PeerId, word: Word, card: bytes, peer: str) -> Stream:
-    stream = await streams.open(relay, RELAY)
+async def _opened(streams: Streams, address: str) -> tuple[PeerId, Stream]:
+    """Open a stream to a relay at an address. A connection that is there may be dead, since an address of one of its
+    ends is gone: if nothing comes back over it, the relay is dialled anew.
+
+    Raises:
+        UnreachableError: it is not there.
+    """
+    relay = await streams.connect(address)
+    try:
+        return relay, await streams.open(relay, RELAY)
+    except UnreachableError:
+        await streams.hang_up(relay)
+        await streams.connect(address)
+        return relay, await streams.open(relay, RELAY)
+
+
+async def _greet(stream: Stream, relay: PeerId, word: Word, card: bytes, peer: str) -> None:
+    """Send the greeting on a stream to a relay, and wait for its yes. The stream is closed where there is none.
+
+    Raises:
+        UnreachableError, RefusedError: the relay says nothing, or no.
+    """
     try:
         await stream.say(msgpack.packb([word, card, peer]))
         await expect_yes(stream, f"the relay {relay[-8:]}")
@@ -265,4 +295,3 @@ async def _greet(streams: Streams, relay: PeerId, word: Word, card: bytes, peer:
     except BaseException:
         stream.close()
         raise
-    return stream

@@ -174,6 +174,10 @@ class Streams:
         self.served[name] = handle
         await self.p2p.add_binary_stream_handler(name, handle)
 
+    def withdraw(self, name: str) -> None:
+        """Answer no stream of this name any more, once another daemon has taken the place of this one."""
+        self.served.pop(name, None)
+
     async def close(self) -> None:
         """Hang up on everybody who is being answered."""
         answering = list(self.answering)

@@ -6,7 +6,7 @@ where the parent goes on without a child that failed. `tests/test_borders.py` fo
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -76,6 +76,38 @@ async def first_of(*works: Coroutine[Any, Any, object]) -> None:
         for task in tasks:
             if task.done():
                 task.result()
+
+
+async def first_success(
+    attempts: Sequence[Callable[[], Coroutine[Any, Any, Result]]], stagger: float, failures: tuple[type[Exception], ...]
+) -> Result:
+    """Return the result of the first attempt that succeeds, as happy eyeballs do (RFC 8305): each begins once the one
+    before has failed, or has taken `stagger` seconds. The others are cancelled.
+
+    Raises:
+        Exception: the first attempt's error of those in `failures`, once all have failed; any other error at once.
+    """
+    async with Children() as children:
+        tasks = list[asyncio.Task[Result]]()
+        for attempt in attempts:
+            tasks.append(children.spawn(attempt()))
+            running = [task for task in tasks if not task.done()]
+            await asyncio.wait(running, timeout=stagger, return_when=asyncio.FIRST_COMPLETED)
+            if (result := _succeeded(tasks, failures)) is not None:
+                return result.result()
+        while running := [task for task in tasks if not task.done()]:
+            await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            if (result := _succeeded(tasks, failures)) is not None:
+                return result.result()
+        return tasks[0].result()
+
+
+def _succeeded(
+    tasks: Iterable[asyncio.Task[Result]], failures: tuple[type[Exception], ...]
+) -> asyncio.Task[Result] | None:
+    """The first of these tasks that has ended, and not in one of these failures; None: none has."""
+    ended = (task for task in tasks if task.done())
+    return next((task for task in ended if not isinstance(task.exception(), failures)), None)
 
 
 async def apart(work: Coroutine[Any, Any, Result]) -> Result:

@@ -1,4 +1,5 @@
 """A look at who answers at an address: a TLS connection that shows and sends nothing, for the certificate it is shown.
+And the choice of the address, of several that a peer names, at which its key answers.
 
 gRPC can insist on a certificate, but not show one first; so whoever has to see a certificate before it decides, or only
 measures how far away somebody is, opens a connection of its own.
@@ -7,9 +8,19 @@ measures how far away somebody is, opens a connection of its own.
 import asyncio
 import ssl
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from protocol.addresses import split
+from protocol.errors import FormatError, UnreachableError
+from protocol.identity import PeerId
+from protocol.net.tasks import first_success
+from protocol.trust.certificates import shown_by
+
+STAGGER_SECONDS = 0.5
+"""The time that an address of a peer or node has for itself before the next one is tried as well: longer than a round
+trip around the world."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,3 +67,25 @@ async def probe(address: str, seconds: float) -> TlsProbe:
     except ConnectionResetError as error:
         raise ConnectionResetError(str(error) or "it hangs up") from None
     return TlsProbe(certificate, connected - begun, shaken - connected)
+
+
+async def first_answering(peer: PeerId, addresses: Sequence[str], seconds: float) -> str:
+    """Return the first of these addresses at which a peer's key answers, within so many seconds each. An earlier one
+    has `STAGGER_SECONDS` before the next is tried.
+
+    Raises:
+        UnreachableError: it answers at none; the message is about the first.
+    """
+
+    async def attempt(address: str) -> str:
+        try:
+            shown = await probe(address, seconds)
+            if shown_by(shown.certificate) == peer:
+                return address
+            raise UnreachableError(f"no answer from {address} (somebody else answers there)")
+        except (ssl.SSLError, OSError, ValueError, FormatError) as error:
+            raise UnreachableError(f"no answer from {address} ({error})") from None
+
+    return await first_success(
+        [partial(attempt, address) for address in addresses], STAGGER_SECONDS, (UnreachableError,)
+    )

@@ -25,7 +25,14 @@ from pydantic import (
 
 from protocol.errors import FormatError
 from protocol.identity import NO_PEER, Part, PeerId, ReplicaId, RunId
-from protocol.limits import PARTS_BESIDE_STAGES, RECORD_BYTES, RECORD_SECONDS, RELAYS_NAMED
+from protocol.limits import (
+    ADDRESS_CHARACTERS,
+    ADDRESSES_NAMED,
+    PARTS_BESIDE_STAGES,
+    RECORD_BYTES,
+    RECORD_SECONDS,
+    RELAYS_NAMED,
+)
 from protocol.manifest import Manifest
 from protocol.manifest_tables import MOST_STAGES
 from protocol.outer.history import Claim
@@ -54,9 +61,13 @@ RELAY_CHARACTERS = 192
 
 RelayAddress = Annotated[str, StringConstraints(min_length=1, max_length=RELAY_CHARACTERS, pattern=LIBP2P)]
 """The libp2p address of a relay."""
+
+OtherAddress = Annotated[str, StringConstraints(min_length=1, max_length=ADDRESS_CHARACTERS)]
+"""One more address, host:port, at which a peer's gRPC services answer."""
+
 MOST_TOKENS_PER_SECOND = 1e9
 
-LATER = ("relays", "via", "tokens_per_second", "ending", "moves_to", "phase", "last_holder")
+LATER = ("relays", "via", "tokens_per_second", "ending", "moves_to", "phase", "last_holder", "other_addresses")
 """The fields that the first version had not. A peer that has nothing to say of one leaves it out."""
 
 Scored = Annotated[str, StringConstraints(min_length=1, max_length=64)]
@@ -111,6 +122,12 @@ class PeerRecord(BaseModel):
         False, description="it leaves as soon as another holds the newest state that it alone holds here"
     )
 
+    other_addresses: list[OtherAddress] = Field(
+        default_factory=list,
+        max_length=ADDRESSES_NAMED,
+        description="host:port of the same services, for peers that get no answer at `address`",
+    )
+
     issuer: PeerId = Field(
         NO_PEER, exclude=True, description="the gateway that let it in, by its card; never on the wire"
     )
@@ -121,6 +138,11 @@ class PeerRecord(BaseModel):
         version."""
         said: dict[str, Any] = serialize(self)
         return {key: value for key, value in said.items() if key not in LATER or value}
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """All addresses of its gRPC services, in the order in which others try them."""
+        return self.address, *self.other_addresses
 
     @property
     def leads(self) -> bool:

@@ -19,10 +19,11 @@ from pathlib import Path
 
 import msgpack
 
-from protocol.addresses import split
+from protocol.addresses import join, split
 from protocol.errors import FormatError, TicketError
 from protocol.files import write_atomically
 from protocol.identity import RunId
+from protocol.limits import ADDRESSES_NAMED
 from protocol.trust.keys import PUBLIC_BYTES, peer_id_of_public
 
 PREFIX = "hetpeer1-"
@@ -57,6 +58,13 @@ class Ticket:
     def operator(self) -> str:
         """The address of the first door."""
         return self.doors[0]
+
+    def other_doors(self, address: str) -> list[str]:
+        """Other addresses of the node that is known at `address`, if it has several: its port on the hosts of the other
+        doors, some of which may be other nodes. None, where `address` has the host of no door."""
+        host, port = split(address)
+        hosts = dict.fromkeys(split(door)[0] for door in self.doors[: ADDRESSES_NAMED + 1])
+        return [join(other, port) for other in hosts if other != host] if host in hosts else []
 
     def __str__(self) -> str:
         fields = [bytes.fromhex(self.run_id), self.authority, list(self.doors), list(self.addresses), self.token]

@@ -130,14 +130,16 @@ class Peer:
             self._ended = True
             self._news.notify_all()
 
-    def wait_for(self, kind: type[E], holds: Callable[[E], bool] = lambda event: True) -> E:
-        """The first event of a kind for which this holds, said already or soon."""
+    def wait_for(
+        self, kind: type[E], holds: Callable[[E], bool] = lambda event: True, after: int = 0, seconds: float = SECONDS
+    ) -> E:
+        """The first event of a kind for which this holds, said already or soon; none of the first `after` events."""
 
         def found() -> E | None:
-            return next((each for each in self.said if isinstance(each, kind) and holds(each)), None)
+            return next((each for each in self.said[after:] if isinstance(each, kind) and holds(each)), None)
 
         with self._news:
-            assert self._news.wait_for(lambda: found() is not None or self._ended, SECONDS), self.said
+            assert self._news.wait_for(lambda: found() is not None or self._ended, seconds), self.said
             event = found()
         assert event is not None, self.said
         return event

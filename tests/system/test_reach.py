@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -43,13 +43,17 @@ class World:
     def ticket(self) -> str:
         return self.peers["operator"].wait_for(Serving).ticket
 
-    def begin(self) -> None:
-        """Start the operator's node."""
-        (self.folder / "run.toml").write_text(LONG_RUN)
+    def begin(self, run: str = LONG_RUN, addresses: int = 1) -> None:
+        """Start the operator's node, which has so many addresses and names them all in its ticket."""
+        (self.folder / "run.toml").write_text(run)
         (self.folder / "text.txt").write_text(TEXT)
-        address = asyncio.run(self.network.add("operator"))
-        where = ["--listen", f"{address}:7700", "--data", str(self.folder / "text.txt")]
-        self._start("operator", "bootstrap", str(self.folder / "run.toml"), *where)
+        named = [asyncio.run(self.network.add("operator"))]
+        named += [asyncio.run(self.network.add_address("operator")) for _ in range(addresses - 1)]
+        where = ["--listen", f"{named[0]}:7700"]
+        if addresses > 1:
+            where = ["--listen", "0.0.0.0:7700", *(word for each in named for word in ("--announce", each))]
+        data = ["--data", str(self.folder / "text.txt")]
+        self._start("operator", "bootstrap", str(self.folder / "run.toml"), *where, *data)
 
     def join(self, name: str, *arguments: str, behind_router: bool = False) -> Peer:
         """Start a peer, on a public host or behind a router of its own."""
@@ -87,19 +91,26 @@ class World:
         return "operator"
 
 
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
+@contextmanager
+def hosts(folder: Path) -> Iterator[World]:
+    """A world in which nothing runs yet; all that is started in the block ends with it."""
     network = Namespaces(os.getpid())
     with ExitStack() as stack:
         asyncio.run(network.open())
         stack.callback(lambda: asyncio.run(network.close()))
-        made = World(tmp_path, network, stack)
-        made.begin()
+        made = World(folder, network, stack)
         yield made
         for name in made.gone:
             made.peers[name].process.kill()  # who has been stopped cannot leave
         for peer in made.peers.values():  # all at once: nobody waits for another to say goodbye
             peer.leave()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    with hosts(tmp_path) as made:
+        made.begin()
+        yield made
 
 
 def follow_each_other(steps: list[StepDone]) -> bool:

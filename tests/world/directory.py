@@ -44,6 +44,12 @@ class SilentStreams:
     async def connected(self) -> set[PeerId]:
         return set()
 
+    async def hang_up(self, peer: PeerId) -> None:
+        """Nobody is connected."""
+
+    def withdraw(self, name: str) -> None:
+        """Nobody opens one."""
+
 
 @dataclass(eq=False, slots=True)
 class DhtNode:
@@ -58,6 +64,12 @@ class DhtNode:
     met: tuple[str, ...] = ()
     say: Any = None
     streams: SilentStreams = field(default_factory=SilentStreams)
+
+    async def move(self, host: str, hidden: bool) -> None:
+        """`protocol.net.dht.Dht.move`."""
+        await self._trip()
+        kind, _, rest = self.addresses[0].split("/", 3)[1:]
+        self.hidden, self.addresses = hidden, (f"/{kind}/{host}/{rest}",)
 
     async def attach(self, addresses: Sequence[str]) -> int:
         """Meet other nodes. Returns how many answered."""

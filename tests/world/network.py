@@ -78,6 +78,8 @@ class Connection:
     stalled: list[tuple[int, bool, int, Callable[[], None]]] = field(default_factory=list)
     """What was sent while the network was cut, or was on its way then."""
     stalled_since: float | None = None
+    severed: bool = False
+    """Whether an address of one of its ends is gone: it carries nothing any more."""
 
     def send(self, from_near: bool, size: int, arrive: Callable[[], None]) -> float:
         """Send a message. Returns when it has left its machine."""
@@ -89,6 +91,8 @@ class Connection:
         end.knows = True
         other = self.far if end is self.near else self.near
         self.network.connections.pop(self, None)
+        if self.severed:  # the other end does not hear of it, and gives up in its time
+            return
         self.network.after(self.network.latency(end.process.machine, other.process.machine), self.tell, other, reason)
 
     def tell(self, end: End, reason: str) -> None:
@@ -110,6 +114,8 @@ class Network:
         self.connections: dict[Connection, None] = {}
         self.cut: frozenset[str] = frozenset()
         """The machines that are cut off from the others, and hear each other."""
+        self.moves = 0
+        """The number of addresses that machines were given in the place of others."""
         self.numbers = count(1)
 
     def after(self, seconds: float, act: Callable[..., None], *arguments: Any) -> None:
@@ -130,6 +136,12 @@ class Network:
         """Whether the network carries anything between two machines now."""
         return one is other or (one.powered and other.powered and (one.name in self.cut) == (other.name in self.cut))
 
+    def carries(self, connection: Connection) -> bool:
+        """Whether a connection carries anything now."""
+        return not connection.severed and self.reachable(
+            connection.near.process.machine, connection.far.process.machine
+        )
+
     def listener(self, address: str) -> tuple[Machine | None, Any]:
         """The machine at an address, and what listens there."""
         host, _, port = address.rpartition(":")
@@ -144,7 +156,7 @@ class Network:
         if not from_near:
             sender, receiver = receiver, sender
         one, other, now = sender.process.machine, receiver.process.machine, self.loop.now
-        if connection.stalled or not self.reachable(one, other):
+        if connection.stalled or not self.carries(connection):
             connection.stalled.append((number, from_near, size, arrive))
             self._watch(connection)
             return now
@@ -162,7 +174,7 @@ class Network:
     ) -> None:
         if receiver.knows:
             return
-        if not self.reachable(connection.near.process.machine, connection.far.process.machine):
+        if not self.carries(connection):
             connection.stalled.append((number, from_near, size - HEADER_BYTES, arrive))
             self._watch(connection)
             return
@@ -189,9 +201,22 @@ class Network:
         for connection in [*self.connections]:
             self.look_again(connection)
 
+    def move(self, machine: Machine) -> None:
+        """Give a machine another address in the place of its own. What was connected with others at the old one carries
+        nothing any more, and nobody is told."""
+        del self.machines[machine.address]
+        self.moves += 1
+        machine.address = f"10.1.{self.moves // 250}.{self.moves % 250 + 1}"
+        self.machines[machine.address] = machine
+        for connection in [*self.connections]:
+            ends = connection.near.process.machine, connection.far.process.machine
+            if machine in ends and ends != (machine, machine):
+                connection.severed = True
+                self._watch(connection)
+
     def look_again(self, connection: Connection) -> None:
         """What was held back goes on where the network carries it; else the connection is watched."""
-        if not self.reachable(connection.near.process.machine, connection.far.process.machine):
+        if not self.carries(connection):
             self._watch(connection)
             return
         connection.stalled_since = None

@@ -221,6 +221,8 @@ def _do(world: World, fault: Fault, outcome: Outcome) -> None:
     owner = world.owners[fault.names[0]]
     process = owner.process
     match fault.kind:
+        case "move":
+            world.network.move(owner.machine)
         case "start" if process is None and not owner.left:
             world.start(owner)
         case "kill" if process is not None:

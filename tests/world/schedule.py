@@ -31,8 +31,10 @@ Kind = Literal[
     "wide",
     "again",
     "lose",
+    "move",
 ]
 """What can happen. `leave`: by Ctrl-C, and back only after the run's end; `lose`: by SIGKILL, and back only then;
+`move`: its machine gets another address;
 `full` and `room`, `slow` and `fast`: of the disk; `narrow` and `wide`: of the link; `again`: it is started once it has
 ended, however long that takes."""
 

@@ -4,7 +4,7 @@ those of the machine."""
 import asyncio
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ import peer.network.admission
 import peer.network.copies
 import peer.swarm.work
 from peer.compute.trainer import StageTrainer
-from peer.network.reach.reach import Reach
+from peer.network.reach.reach import MachineAddresses, Reach
 from peer.swarm.group import likenesses
 from protocol import clock
 from protocol.errors import ResourceError
@@ -68,6 +68,13 @@ class WorldGate:
     async def connect(self) -> Any:
         raise OSError("nobody is behind a router in the world")
 
+    async def move(self, hosts: Sequence[str]) -> None:
+        self.host = hosts[0]
+        for connection in [*self.server.grid.network.connections]:
+            if connection.far.owner is self.server:
+                connection.far.broken("the gate hangs up")
+                connection.close(connection.far, "Socket closed")
+
     async def close(self, grace: float) -> None:
         if self.server is not None:
             await self.server.stop(grace)
@@ -96,6 +103,10 @@ def standing(world: World) -> Iterator[None]:
             raise ResourceError(f"cannot listen on {host}:{port}: the port is taken")
         return WorldGate(machine, host, port or next(machine.ports))
 
+    def machine_addresses(ticket: Any) -> MachineAddresses:
+        here = HOST.get().machine.address
+        return MachineAddresses(frozenset({here}), here)
+
     async def find(wish: Any, ticket: Any, identity: Any, folder: Path, asks: bool = True) -> Reach:
         host = HOST.get().machine.address
         return Reach(host, 0, (host, None))
@@ -103,6 +114,9 @@ def standing(world: World) -> Iterator[None]:
     def measure(trainer: StageTrainer) -> float:
         inner = trainer.manifest.inner
         return inner.microbatch * trainer.manifest.model.context / (STEP_SECONDS * HOST.get().machine.speed)
+
+    async def try_out(wish: Any, reach: Reach, port: int, ticket: Any, peer: Any) -> Reach:
+        return reach
 
     with ExitStack() as stack:
         put = stack.enter_context
@@ -118,6 +132,8 @@ def standing(world: World) -> Iterator[None]:
         put(mock.patch.object(peer.network.copies, "probe", probe))
         put(mock.patch.object(gate, "bind", bind))
         put(mock.patch("peer.network.reach.reach.find", find))
+        put(mock.patch("peer.network.reach.reach.try_out", try_out))
+        put(mock.patch("peer.network.address_changes.machine_addresses", machine_addresses))
         put(mock.patch.object(os, "fsync", world.disk.sync))
         put(mock.patch.object(os, "write", world.disk.write))
         put(world.evidence.watching())

@@ -1,19 +1,21 @@
 """The address where others dial this peer, and whether they can: found out before it takes its place."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Literal
 
 import grpc
 
 from peer.network import admission
-from protocol.addresses import WILDCARDS, is_loopback, join, read_host, split
+from protocol.addresses import LOOPBACK, WILDCARDS, is_ip, is_loopback, join, read_host, split
 from protocol.clock import unix_time
 from protocol.errors import FormatError, PeerError, RefusedError, UnreachableError, UserError
 from protocol.files import write_atomically
-from protocol.limits import DOOR_SHARE
+from protocol.identity import PeerId
+from protocol.limits import ADDRESSES_NAMED, DOOR_SHARE
 from protocol.net import gate as gates
 from protocol.net.channels import Credentials, options
 from protocol.net.connection_limits import AT_DOOR
@@ -30,29 +32,73 @@ MOMENT_SECONDS = 600.0
 """The life of the certificate that is shown to the node that dials back; nobody else looks at it."""
 
 
+Announced = tuple[str, int | None]
+"""An address that others dial: a host, and a port (None: the one on which this peer listens)."""
+
+
+@dataclass(frozen=True, slots=True)
+class MachineAddresses:
+    """The IP addresses of this machine now, and which of them the system calls the operator from (empty: it has no
+    way there)."""
+
+    own: frozenset[str]
+    towards: str
+
+
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """The user's wish. `listen` None: the interface towards the operator, any port. `announce`: the host, or host and
-    port, that others dial where that is another. `way` auto: behind relays if the peer cannot be dialled."""
+    """The user's wish. `listen` None: the interface towards the operator, any port. `announce`: the hosts, or hosts and
+    ports, that others dial where those are others, the first one first. `way` auto: behind relays if the peer cannot be
+    dialled."""
 
     listen: str | None = None
-    announce: str | None = None
+    announce: tuple[str, ...] = ()
     way: ReachMode = "auto"
+
+    @property
+    def listens(self) -> tuple[str, int] | None:
+        """The address at which the user wants this peer to listen, host and port; None: the user names none.
+
+        Raises:
+            UserError: it is none.
+        """
+        try:
+            return split(self.listen) if self.listen is not None else None
+        except FormatError as error:
+            raise UserError(f"--listen takes HOST:PORT: {error}") from None
+
+    @property
+    def announced(self) -> tuple[Announced, ...]:
+        """The addresses that the user has named, in their order.
+
+        Raises:
+            UserError: one is none, or there are too many.
+        """
+        if len(self.announce) > ADDRESSES_NAMED + 1:
+            raise UserError(f"--announce: others try {ADDRESSES_NAMED + 1} addresses of a peer at most")
+        try:
+            named = [read_host(text) for text in self.announce]
+            return tuple((str(ip_address(host)) if is_ip(host) else host, port) for host, port in named)
+        except FormatError as error:
+            raise UserError(f"--announce takes HOST or HOST:PORT: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """This peer listens at `host:port` (0: any), and `announced` is what others dial: host, and port (None: the one on
-    which it listens). `objection` is why they cannot, with what to do about it; empty: they can, as far as is known."""
+    """This peer listens at `host:port` (0: any), and others dial `announced`, or one of `others`. `objection` is why
+    they cannot, with what to do about it; empty: they can, as far as is known."""
 
     host: str
     port: int
-    announced: tuple[str, int | None]
+    announced: Announced
     objection: str = ""
     doubt: str = ""
     """Why it is not known whether they can."""
     forwarded: bool = False
     """The user has said what others dial."""
+    others: tuple[Announced, ...] = ()
+    also: tuple[str, ...] = ()
+    """Hosts beside `host` at which this peer listens: those of this machine that the user announces."""
 
     @property
     def hidden(self) -> bool:
@@ -64,10 +110,23 @@ class Reach:
         """Where libp2p listens: who forwards a port can forward the next one, too; else any."""
         return self.port + 1 if self.forwarded and self.port else 0
 
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """All hosts at which the gRPC server listens."""
+        return self.host, *self.also
+
     def address(self, port: int) -> str:
-        """The address that others dial, where this peer got that port."""
-        host, forwarded = self.announced
-        return join(host, forwarded or port)
+        """The address that others dial first, where this peer got that port."""
+        return _dialled(self.announced, port)
+
+    def other_addresses(self, port: int) -> list[str]:
+        """The addresses that others dial where the first one does not answer."""
+        return [_dialled(address, port) for address in self.others]
+
+
+def _dialled(announced: Announced, port: int) -> str:
+    host, forwarded = announced
+    return join(host, forwarded or port)
 
 
 async def find(wish: Wish, ticket: Ticket, identity: Identity, folder: Path, asks: bool = True) -> Reach:
@@ -87,7 +146,7 @@ async def find(wish: Wish, ticket: Ticket, identity: Identity, folder: Path, ask
     if not asks:
         return replace(reach, objection=_remembered(folder))
     reach = await _tried(wish, reach, ticket, identity)
-    if reach.doubt and wish.announce is None:
+    if reach.doubt and not wish.announce:
         return replace(reach, objection=_remembered(folder))
     write_atomically(folder / FOUND, reach.objection.encode())
     return reach
@@ -103,13 +162,18 @@ def _remembered(folder: Path) -> str:
 async def _tried(wish: Wish, reach: Reach, ticket: Ticket, identity: Identity) -> Reach:
     """Of a port that nobody has named, any other will do as well afterwards: another process may take it meanwhile."""
     async with answering(identity, reach.host, reach.port) as port:
-        try:
-            dialled, objection = await admission.dial_back(ticket, identity.peer_id, reach.address(port))
-        except (UnreachableError, RefusedError, PeerError) as error:
-            return replace(reach, doubt=f"cannot tell whether others can dial {reach.address(port)}: {error}")
+        return await try_out(wish, reach, port, ticket, identity.peer_id)
+
+
+async def try_out(wish: Wish, reach: Reach, port: int, ticket: Ticket, peer: PeerId) -> Reach:
+    """Ask a node of the operator's whether others can dial this peer, whose key answers now at `port`."""
+    try:
+        dialled, objection = await admission.dial_back(ticket, peer, reach.address(port))
+    except (UnreachableError, RefusedError, PeerError) as error:
+        return replace(reach, doubt=f"cannot tell whether others can dial {reach.address(port)}: {error}")
     if dialled == reach.address(port):
         return replace(reach, objection=objection and _told(objection, reach, port, dialled))
-    if wish.announce is not None:
+    if wish.announce:
         doubt = f"cannot tell whether others can dial {reach.address(port)}: from outside, this peer is at {dialled}"
         return replace(reach, doubt=doubt)
     if objection:
@@ -118,19 +182,47 @@ async def _tried(wish: Wish, reach: Reach, ticket: Ticket, identity: Identity) -
 
 
 def _wanted(wish: Wish, ticket: Ticket) -> Reach:
-    if wish.listen is None:
-        host, port = admission.address_towards(ticket.operator), 0
-    else:
-        try:
-            host, port = split(wish.listen)
-        except FormatError as error:
-            raise UserError(f"--listen takes HOST:PORT: {error}") from None
-    if wish.announce is not None:
-        try:
-            return Reach(host, port, read_host(wish.announce), forwarded=True)
-        except FormatError as error:
-            raise UserError(f"--announce takes HOST or HOST:PORT: {error}") from None
-    return Reach(host, port, (admission.address_towards(ticket.operator) if host in WILDCARDS else host, None))
+    """The addresses that a peer with this wish has, before anybody has tried them."""
+    machine = MachineAddresses(admission.own_addresses(), "")
+    needs_way = wish.listens is None or (not wish.announce and wish.listens[0] in WILDCARDS)
+    if needs_way:
+        machine = replace(machine, towards=admission.address_towards(*ticket.doors))
+    return reach_at(wish, machine, machine.own)
+
+
+def reach_at(wish: Wish, machine: MachineAddresses, had: Collection[str], port: int = 0) -> Reach:
+    """The addresses of a peer with this wish on a machine. `had` are all that the machine has had: an announced address
+    that is not among them is a router's. `port`: the one that a peer has which named none.
+
+    Where the host of --listen is none of this machine's any more, the peer listens nowhere but on loopback, which
+    relays reach: its owner may have meant that network alone.
+    """
+    host, wished_port = wish.listens or (machine.towards, 0)
+    port = wished_port or port
+    if host in had and host not in machine.own:
+        gone = f"{host}, where this peer is to listen (--listen), is no address of this machine now"
+        return Reach(LOOPBACK, port, (LOOPBACK, None), f"{gone}; it is reached by relays")
+    named = [address for address in wish.announced if address[0] in machine.own or address[0] not in had]
+    if not named:
+        return Reach(host, port, (machine.towards if host in WILDCARDS else host, None))
+    also = () if host in WILDCARDS else tuple(name for name, _ in named if name in machine.own and name != host)
+    return Reach(host, port, named[0], forwarded=True, others=tuple(named[1:]), also=also)
+
+
+def after_change(
+    wish: Wish, reach: Reach, before: MachineAddresses, now: MachineAddresses, had: Collection[str], port: int
+) -> Reach | None:
+    """The addresses of a peer, which has `port`, after those of its machine have changed; None: it stays as it is.
+
+    It moves where an address is gone that it listens at, has announced, or calls from; and where one is back that its
+    owner has named. Any other may come and go: a container's bridge, another network card.
+    """
+    gone, came = before.own - now.own, now.own - before.own
+    used = {*reach.hosts, reach.announced[0], *(host for host, _ in reach.others), before.towards}
+    wished = {host for host, _ in (*wish.announced, wish.listens or ("", 0))}
+    if not now.towards or not (gone & used or came & wished):
+        return None
+    return reach_at(wish, now, had, port)
 
 
 def _told(objection: str, reach: Reach, port: int, dialled: str) -> str:

@@ -18,7 +18,7 @@ from protocol.limits import RELAY_OPEN_SECONDS, RELAY_PING_SECONDS, RELAYS_KEPT,
 from protocol.net.bandwidth import Bandwidth
 from protocol.net.relay import Relay, be_held, ping
 from protocol.net.streams import BROKEN, TUNNEL, Stream, Streams, splice
-from protocol.net.tasks import Children
+from protocol.net.tasks import Children, first_of
 from protocol.trust.records import is_relay
 
 AGAIN_SECONDS = 20.0
@@ -185,44 +185,49 @@ class Hidden:
 
 @dataclass(slots=True)
 class Ways:
-    """The ways by which others reach this peer. `hidden` is there if others cannot dial this peer, `relay` if it
-    carries streams for those."""
+    """The ways by which others reach this peer, whose server is reached by `connect`. It knows the operator's nodes at
+    the libp2p addresses `first`. What it carries for others, if it `relays`, takes its turn in `bandwidth`."""
 
-    hidden: Hidden | None
-    relay: Relay | None
+    connect: Connect
+    streams: Streams
+    discovery: Discovery
+    bandwidth: Bandwidth
+    first: Sequence[str]
+    emit: Listener
+    relays: bool = False
+    objection: Callable[[PeerId], str] = lambda peer: ""
+    hidden: Hidden | None = None
+    """This peer's own side of its relays; None: others can dial it."""
+    relay: Relay | None = None
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def open(self) -> None:
+    async def open(self, reach: Reach) -> None:
         """Begin to be reached, and to relay; the gRPC server is up."""
-        if self.relay is not None:
+        if self.relays and not reach.hidden and self.relay is None:
+            self.relay = Relay(self.streams, self.discovery.signer.authority, self.objection, self._pay)
             await self.relay.open()
-        if self.hidden is not None:
-            await self.hidden.begin()
+        if reach.hidden:
+            hidden = Hidden(self.streams, self.discovery, self.connect, self.first, self.emit, self.objection)
+            await hidden.begin()
+            self.hidden = hidden
+        self.changed.set()
+
+    def close(self) -> None:
+        """Be reached no longer, until `open` is called again."""
+        self.hidden = None
+        self.streams.withdraw(TUNNEL)
+        self.changed.set()
 
     async def keep(self) -> None:
         """Be reached for as long as this peer lives."""
-        if self.hidden is not None:
-            await self.hidden.keep()
+        while True:
+            self.changed.clear()
+            if self.hidden is None:
+                await self.changed.wait()
+            else:
+                await first_of(self.hidden.keep(), self.changed.wait())
 
-
-def ways(
-    reach: Reach,
-    connect: Connect,
-    streams: Streams,
-    discovery: Discovery,
-    bandwidth: Bandwidth,
-    objection: Callable[[PeerId], str],
-    first: Sequence[str],
-    emit: Listener,
-) -> Ways:
-    """Make the ways to a peer whose server is reached by `connect`, and which knows the operator's nodes at the libp2p
-    addresses `first`. What it carries for others takes its turn in `bandwidth`."""
-    hidden = Hidden(streams, discovery, connect, first, emit, objection) if reach.hidden else None
-    relays = discovery.record.relays
-
-    async def pay(count: int) -> None:
-        """What is carried for others comes in and goes out, and gives way like all bulk."""
-        await bandwidth.take(count)
-        await bandwidth.send(count)
-
-    relay = Relay(streams, discovery.signer.authority, objection, pay) if relays else None
-    return Ways(hidden, relay)
+    async def _pay(self, count: int) -> None:
+        """Wait for the turn of bytes carried for others: they come in and go out, and give way like all bulk."""
+        await self.bandwidth.take(count)
+        await self.bandwidth.send(count)

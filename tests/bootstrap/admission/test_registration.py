@@ -164,6 +164,22 @@ def test_who_has_no_place_yet_is_dialled_back(tmp_path: Path):
     play(tmp_path, scene)
 
 
+def test_a_door_that_swallows_everything_keeps_nobody_from_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(nodes, "TLS_SECONDS", 3600.0)  # the first door's handshake outlasts this test
+
+    async def scene(house: House) -> None:
+        async def swallow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read()
+            writer.close()
+
+        async with await asyncio.start_server(swallow, "127.0.0.1", 0) as hole:
+            dead = f"127.0.0.1:{hole.sockets[0].getsockname()[1]}"
+            ticket = replace(house.ticket, doors=(dead, *house.ticket.doors))
+            assert await nodes.describe(ticket) == DESCRIPTOR
+
+    play(tmp_path, scene)
+
+
 def test_who_asks_is_told_whether_the_run_is_over(tmp_path: Path):
     async def scene(house: House) -> None:
         assert await nodes.ask_node(house.ticket) == NodeWord()

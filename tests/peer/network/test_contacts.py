@@ -218,3 +218,29 @@ def test_the_first_question_opens_the_channel_and_the_next_ones_measure():
         assert 1e-9 < trips[SERVER] < 2e-9  # the least that was measured, slowly forgotten
 
     play(scene)
+
+
+def test_when_an_address_of_this_machine_is_gone_nothing_is_waited_for_on_any_channel():
+    async def scene(on: Street) -> None:
+        on.service.let_go.clear()
+        waiting = asyncio.create_task(on.describe())
+        await on.service.entered.wait()
+        opened = asyncio.Event()
+
+        async def listen_on() -> None:
+            async with on.stream() as stream:
+                assert await echoed(stream, b"1")
+                opened.set()
+                await stream.read()
+
+        listening = asyncio.create_task(listen_on())
+        await opened.wait()
+        on.contacts.hang_up_all()
+        with pytest.raises(UnreachableError):
+            await listening
+        with pytest.raises(UnreachableError):
+            await waiting
+        on.service.let_go.set()
+        await on.describe()
+
+    play(scene)

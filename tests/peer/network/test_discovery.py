@@ -146,3 +146,28 @@ def test_who_is_silent_for_as_long_as_a_record_holds_is_not_there(tmp_path: Path
         clocks.monotonic_seconds += 2
         assert ours.others() == ()
         assert ours.missed() == []  # it may have gone: nobody waits for it
+
+
+def test_a_peer_that_gives_up_an_address_is_said_to_have_moved_and_one_that_names_more_is_not(tmp_path: Path):
+    operator = load_or_create(tmp_path / "operator")
+    authority = Authority(RUN, operator.peer_id)
+    ours, theirs = (discovery(tmp_path / name, operator, NoDht(), authority) for name in ("a", "b"))
+    moves = list[tuple[str, str]]()
+    ours.on_move = lambda before, now: moves.append((before.address, now.address))
+    first = theirs.record.address
+
+    def hear(**says: object) -> None:
+        theirs.tell(**says)
+        ours.meet(theirs.record, in_person=False)
+
+    ours.meet(theirs.record, in_person=True)
+    hear(round=2)
+    hear(other_addresses=["10.8.0.2:4000"])
+    hear(address="10.8.0.2:4000", other_addresses=[first])
+    assert moves == []
+    hear(other_addresses=[])
+    hear(address="10.0.0.3:4000")
+    assert moves == [("10.8.0.2:4000", "10.8.0.2:4000"), ("10.8.0.2:4000", "10.0.0.3:4000")]
+    earlier = theirs.record.model_copy(update={"address": first, "sequence": 1})
+    ours.meet(earlier, in_person=True)
+    assert len(moves) == 2

@@ -328,3 +328,16 @@ def test_who_sends_more_than_the_schedule_lets_it_is_cut_off_and_who_sends_as_mu
 
     play(scene(0))
     play(scene(1))
+
+
+def test_the_link_of_a_caller_whose_address_has_changed_is_ended_at_once():
+    async def scene() -> None:
+        async with linked() as (made, carrying):
+            made.service.hang_up(BEHIND, "another's address has changed")
+            assert not made.upstream.ended
+            made.service.hang_up(identity("stage 0").peer_id, "its address has changed")
+            with pytest.raises(LostMemberError, match="its address has changed"):
+                await made.upstream.receive()
+            await carrying
+
+    play(scene())

@@ -170,7 +170,9 @@ def test_a_search_follows_neighbours_to_a_node_that_the_reader_has_never_met(tmp
             chain = [(await stack.enter_async_context(nodes(tmp_path / f"{each}", rules)))[0] for each in range(5)]
             tables = [each.node.protocol.routing_table.uid_to_peer_id for each in chain]
             for node, beside in pairwise(chain):
-                assert await node._meet(beside.addresses[0])  # `attach` would look for the others, too
+                assert await node._meet(
+                    *dhts.by_peer(beside.addresses).popitem()
+                )  # `attach` would look for the others, too
             await asyncio.sleep(0)  # hivemind notes whom it has met in a task of its own
             assert [len(table) for table in tables] == [1, 2, 2, 2, 1]
             assert await offer(chain[4], chain[3], "numbers", "a", 7, rules.until)

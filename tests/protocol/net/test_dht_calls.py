@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 import msgpack
 import pytest
 
+from protocol.clock import monotonic
 from protocol.errors import FormatError, RefusedError, ResourceError
 from protocol.identity import PeerId
 from protocol.limits import (
@@ -25,6 +26,7 @@ from protocol.limits import (
     DHT_PER_SECOND,
     DHT_REFUSED,
     DHT_SAVED,
+    DHT_SILENT_SECONDS,
     DHT_STRANGER_PER_SECOND,
     DHT_STRANGER_SAVED,
     DHT_STRANGERS_PER_SECOND,
@@ -36,7 +38,9 @@ from protocol.net import libp2p
 from protocol.net.dht import Dht
 from protocol.net.dht_checks import Costs, DhtEntry, packed, unpacked
 from protocol.net.streams import Stream
+from protocol.net.tasks import first_of
 from tests.protocol.net.test_dht import nodes
+from tests.reference.waiting import until
 
 SILENT_SECONDS = 0.3
 
@@ -350,7 +354,7 @@ def test_an_answer_with_an_expiry_that_is_made_up_ends_no_search_and_is_not_reme
             assert await keeper.store(KEY, "a", "good", rules.until)  # type: ignore[arg-type]
             lie = Lie(b"", 0.0, (keeper,))
             async with lying(lie, reader) as address:
-                assert await reader._meet(address)
+                assert await reader._meet(*dhts.by_peer([address]).popitem())
                 known, stored = reader.node.protocol.routing_table, reader.node.protocol.storage
                 await asyncio.sleep(0)  # hivemind notes whom it has met in a task of its own
                 assert len(known.uid_to_peer_id) == 1
@@ -624,3 +628,124 @@ def test_one_stranger_leaves_something_to_others_and_what_is_refused_costs_nothi
     assert not costs.spend("a", 1.0), "it owes"
     now = 3.25
     assert costs.spend("a", 1.0)
+
+
+# Addresses that change
+
+
+def test_a_node_that_moves_answers_at_its_new_host_with_the_same_key_port_and_handlers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(dhts, "BEAT_SECONDS", 60.0)  # it does not wait for the next look at the daemon
+
+    async def scene() -> None:
+        async with nodes(tmp_path, Texts(), Texts()) as (other, node):
+            said = list[str]()
+            node.say = said.append
+
+            async def echo(peer: PeerId, stream: Stream) -> None:
+                await stream.say(await stream.hear(10))
+
+            await node.streams.serve("echo", echo)
+            (before,) = node.addresses
+
+            async def work() -> None:
+                await node.move("::1", hidden=False)
+                (now,) = node.addresses
+                assert now == before.replace("/ip4/127.0.0.1/", "/ip6/::1/")
+                assert await other.attach([now]) == 1
+                stream = await other.streams.open(node.identity.peer_id, "echo")
+                await stream.say(b"here")
+                assert await stream.hear(10) == b"here"
+                stream.close()
+
+            await node.while_alive(work())
+            assert said == [], "nothing is wrong with the daemon"
+
+    play(scene)
+
+
+def test_a_node_that_does_not_answer_over_the_connection_that_is_there_is_dialled_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    async def scene() -> None:
+        async with nodes(tmp_path, Texts(), Texts()) as (other, node):
+            await node.attach(other.addresses)
+            hung_up, answers = list[str](), [None]
+            hang_up, ping = node.streams.hang_up, node.node.protocol.call_ping
+
+            async def noted(peer: PeerId) -> None:
+                hung_up.append(peer)
+                await hang_up(peer)
+
+            async def first_unanswered(*of: Any, **more: Any) -> Any:
+                return answers.pop() if answers else await ping(*of, **more)
+
+            monkeypatch.setattr(type(node.streams), "hang_up", lambda self, peer: noted(peer))
+            monkeypatch.setattr(node.node.protocol, "call_ping", first_unanswered)
+            dead = other.addresses[0].replace("127.0.0.1", "127.0.0.9")
+            assert await node.attach([dead, *other.addresses]) == 1, "one node with two addresses"
+            assert hung_up == [other.identity.peer_id]
+
+    play(scene)
+
+
+def test_a_node_is_met_that_cannot_call_back(tmp_path: Path):
+    """Its own connection to this one may be dead still."""
+
+    async def scene() -> None:
+        async with nodes(tmp_path, Texts(), Texts()) as (other, node):
+
+            async def hang(*of: Any, **more: Any) -> None:
+                await asyncio.Event().wait()
+
+            other.node.protocol.call_ping = hang
+            assert await node.attach(other.addresses) == 1
+
+    play(scene)
+
+
+def test_a_node_that_is_silent_is_met_again_at_once_but_not_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(dhts, "BEAT_SECONDS", 0.05)
+
+    async def scene() -> None:
+        async with nodes(tmp_path, Texts(), Texts()) as (other, node):
+            met, looks = list[Sequence[str]](), 0
+            attach = node.attach
+
+            async def noted(addresses: Sequence[str]) -> int:
+                met.append(addresses)
+                return await attach(addresses)
+
+            def silent() -> set[str]:
+                nonlocal looks
+                looks += 1
+                return {other.identity.peer_id}
+
+            monkeypatch.setattr(type(node), "attach", lambda self, addresses: noted(addresses))
+            monkeypatch.setattr(type(node.calls), "silent", lambda self: silent())
+
+            async def work() -> None:
+                await until(lambda: len(met) == 2)
+                before = looks
+                await until(lambda: looks > before + 5)
+                assert len(met) == 2
+
+            await node.while_alive(first_of(work(), node.keep_attached(lambda: other.addresses)))
+
+    play(scene)
+
+
+def test_who_leaves_a_call_unanswered_for_longer_than_answers_take_is_silent(tmp_path: Path):
+    async def scene() -> None:
+        async with nodes(tmp_path, Texts()) as (node,):
+            now = monotonic()
+            tasks = [asyncio.create_task(asyncio.sleep(0)) for _ in range(2)]
+            node.calls.asked = dict(zip(tasks, [("new", now), ("old", now - DHT_SILENT_SECONDS - 1)], strict=True))
+            assert node.calls.silent() == {"old"}
+            node.calls.asked.clear()
+            await asyncio.wait(tasks)
+
+    play(scene)

@@ -64,9 +64,9 @@ class House:
     service: Service
     made: list[asyncio.StreamWriter] = field(default_factory=list)
 
-    async def describe(self) -> str:
-        """The name of a newcomer for this house."""
-        async with knock(f"127.0.0.1:{self.gate.port}", OPERATOR.peer_id, ROOT) as channel:
+    async def describe(self, host: str = "127.0.0.1") -> str:
+        """The name of a newcomer for this house, who calls at this host."""
+        async with knock(f"{host}:{self.gate.port}", OPERATOR.peer_id, ROOT) as channel:
             reply = await run_pb2_grpc.RunStub(channel).Describe(run_pb2.DescribeRequest(), timeout=20)
             return reply.descriptor_json.decode()
 
@@ -343,3 +343,60 @@ def test_a_port_that_is_taken_is_said_to_be():
                 await gates.bind("127.0.0.1", port, AT_DOOR, 1.0)
 
     asyncio.run(scene())
+
+
+# Other addresses
+
+
+def test_a_gate_listens_at_several_hosts_at_one_port():
+    async def scene(on: House) -> None:
+        on.service.let_go.set()
+        await on.gate.add("127.0.0.3")
+        await on.gate.forward_to(on.gate.target)
+        assert [(await on.describe(host)).startswith("ipv4:127.0.0.1:") for host in ("127.0.0.1", "127.0.0.3")]
+
+    play(scene)
+
+
+def test_a_gate_that_moves_hangs_up_on_its_callers_and_listens_elsewhere_at_the_same_port():
+    async def scene(on: House) -> None:
+        port = on.gate.port
+        on.service.let_go.clear()
+        waiting = asyncio.create_task(on.describe())
+        await on.service.entered.wait()
+        await on.gate.move(["::1", "127.0.0.3"])
+        with pytest.raises(UnreachableError):
+            await waiting
+        assert on.gate.address == ("::1", port)
+        on.service.let_go.set()
+        assert (await on.describe("[::1]")).startswith("ipv6:[::1]:")
+        assert await on.describe("127.0.0.3")
+        with pytest.raises(UnreachableError):
+            await on.describe()
+        await on.gate.move(["::1"])  # as after the loss of another address
+        assert await on.describe("[::1]")
+
+    play(scene)
+
+
+def test_a_gate_whose_port_is_taken_at_the_new_host_takes_another():
+    async def scene(on: House) -> None:
+        on.service.let_go.set()
+        async with await asyncio.start_server(lambda reader, writer: writer.close(), "::1", on.gate.port):
+            had = on.gate.port
+            await on.gate.move(["::1"])
+            assert on.gate.port != had
+            assert await on.describe("[::1]")
+
+    play(scene)
+
+
+def test_a_gate_that_could_not_move_moves_later():
+    async def scene(on: House) -> None:
+        on.service.let_go.set()
+        with pytest.raises(ResourceError, match="cannot listen on"):
+            await on.gate.move(["192.0.2.1"])
+        await on.gate.move(["127.0.0.1"])
+        assert await on.describe()
+
+    play(scene)

@@ -13,7 +13,7 @@ from protocol.identity import PeerId
 from protocol.limits import RELAY_BYTES_PER_SECOND, RELAY_BYTES_SAVED
 from protocol.net import relay as relays
 from protocol.net.relay import Budget, Relay, be_held, call_by, ping
-from protocol.net.streams import TUNNEL, Stream
+from protocol.net.streams import TUNNEL, Stream, Streams
 from protocol.trust.keys import load_or_create
 from protocol.trust.membership_card import Card, issue
 from tests.reference.libp2p import RUN, Libp2pNode, authority, nodes, operator
@@ -130,10 +130,21 @@ def test_who_says_nothing_for_a_while_is_let_go(tmp_path: Path, monkeypatch: pyt
     play(tmp_path, scene)
 
 
-def test_a_peer_that_comes_back_is_held_by_its_newest_stream(tmp_path: Path):
+def test_a_peer_that_comes_back_is_held_over_a_new_connection_and_not_beside_a_dead_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    hang_up, hung_up_on = Streams.hang_up, list[tuple[Streams, PeerId]]()
+
+    async def noted(streams: Streams, peer: PeerId) -> None:
+        hung_up_on.append((streams, peer))
+        await hang_up(streams, peer)
+
+    monkeypatch.setattr(Streams, "hang_up", noted)
+
     async def scene(on: Stage) -> None:
         first = await on.held()
         second = await on.held()
+        assert (on.at.streams, on.hidden.id) in hung_up_on
         assert await hung_up(first)
         assert await ping(second)
         assert await echoed(await on.called(), b"still here")

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from protocol.net.tasks import Children, Notifier, apart, first_of
+from protocol.net.tasks import Children, Notifier, apart, first_of, first_success
 
 
 class Life:
@@ -275,3 +275,54 @@ def test_what_is_started_when_the_parent_has_ended_never_begins():
         assert not children
 
     asyncio.run(main())
+
+
+# Several attempts at one thing
+
+
+async def give(what: str, after: asyncio.Event | None = None) -> str:
+    if after is not None:
+        await after.wait()
+    return what
+
+
+def test_the_first_attempt_that_succeeds_counts_and_the_others_end():
+    async def scene() -> None:
+        life = Life()
+
+        async def never() -> str:
+            await life.go_on()
+            return "never"
+
+        async def refuse() -> str:
+            raise OSError("refused")
+
+        assert await first_success([refuse, never, lambda: give("second")], 0.05, (OSError,)) == "second"
+        assert life.ended
+        assert await first_success([lambda: give("first"), never], 60.0, (OSError,)) == "first"
+
+    asyncio.run(scene())
+
+
+def test_an_earlier_attempt_may_still_succeed_when_all_later_ones_have_failed():
+    async def scene() -> None:
+        later = asyncio.Event()
+
+        async def refuse() -> str:
+            later.set()
+            raise OSError("refused")
+
+        assert await first_success([lambda: give("slow", later), refuse], 0.0, (OSError,)) == "slow"
+
+    asyncio.run(scene())
+
+
+def test_where_all_attempts_fail_the_first_ones_error_is_told_and_any_other_error_ends_all():
+    async def scene() -> None:
+        failing = [lambda: fail(OSError("one")), lambda: fail(OSError("two"))]
+        with pytest.raises(OSError, match="one"):
+            await first_success(failing, 0.0, (OSError,))
+        with pytest.raises(ValueError, match="broken"):
+            await first_success([lambda: fail(ValueError("broken")), lambda: fail(OSError("two"))], 60.0, (OSError,))
+
+    asyncio.run(scene())

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from protocol.errors import FormatError
 from protocol.identity import EMBEDDING, PeerId, ReplicaId, RunId, stage_part
-from protocol.limits import RECORD_BYTES, RECORD_SECONDS
+from protocol.limits import ADDRESS_CHARACTERS, RECORD_BYTES, RECORD_SECONDS
 from protocol.manifest_tables import MOST_STAGES
 from protocol.outer.history import Claim
 from protocol.trust import signed
@@ -372,3 +372,21 @@ def test_claims_that_cannot_be_are_refused(claims: object):
     fields = [RUN, pack_record(spoken()), {EMBEDDING: claims}, speaker().card]
     with pytest.raises(FormatError, match="claims nothing that can be read"):
         read_statement(signed.sign(ME, STATEMENT, fields), AUTHORITY)
+
+
+@in_both_ways
+def test_a_peer_names_several_addresses(way: str, me: Signer):
+    told = record_of(me, other_addresses=["[2001:db8::2]:4000", "10.8.0.2:4000", "a" * ADDRESS_CHARACTERS])
+    assert read_as(way, signed_as(way, me, told), me) == told
+    assert told.addresses[0] == told.address
+    assert "other_addresses" not in msgpack.unpackb(pack_record(record_of(me)))
+
+
+@pytest.mark.parametrize(
+    "others", [["a:1"] * 4, [""], ["a" * (ADDRESS_CHARACTERS + 1)], [1], [None], "a:1", {"a:1": 1}]
+)
+def test_other_addresses_than_a_few_are_refused(me: Signer, others: object):
+    packed = msgpack.packb({**record_of(me).model_dump(), "other_addresses": others})
+    data = signed.sign(me.identity, "record", [RUN, packed, me.card])
+    with pytest.raises(FormatError, match="malformed"):
+        read_record(data, me.identity.peer_id, me.authority)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from protocol.errors import TicketError
 from protocol.identity import RunId
+from protocol.limits import ADDRESSES_NAMED
 from protocol.trust.ticket import (
     ADDRESSES_KEPT,
     ENVIRONMENT,
@@ -137,3 +138,11 @@ def test_a_pipe_or_a_device_is_no_file_with_a_ticket(tmp_path):
     for name in (tmp_path / "fifo", "/dev/zero", tmp_path):
         with pytest.raises(TicketError, match="is no file that has a ticket"):
             find(str(name), tmp_path)
+
+
+def test_a_node_may_be_at_its_own_port_on_the_hosts_of_the_other_doors():
+    ticket = replace(TICKET, doors=("10.0.0.1:7700", "[2001:db8::1]:7700", "node.example.org:7710"))
+    assert ticket.other_doors("10.0.0.1:7702") == ["[2001:db8::1]:7702", "node.example.org:7702"]
+    assert ticket.other_doors("10.0.0.9:7702") == []
+    many = replace(TICKET, doors=tuple(f"10.0.0.{number}:7700" for number in range(1, 200)))
+    assert len(many.other_doors("10.0.0.1:7702")) == ADDRESSES_NAMED

@@ -1,7 +1,7 @@
 """Calls to a peer that cannot be dialled, over real daemons of libp2p, relays, TLS and gRPC; the DHT says nothing."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,9 +17,10 @@ from peer.network.reach import routes
 from peer.network.reach.relayed import Hidden
 from peer.network.reach.routes import Routes
 from peer.telemetry.events import Event, Reached
+from protocol import clock
 from protocol.errors import UnreachableError
 from protocol.identity import PeerId
-from protocol.limits import PEERS_SHARE
+from protocol.limits import ADDRESS_CHANGE_SECONDS, ADDRESS_CHANGES, ADDRESSES_NAMED, PEERS_SHARE
 from protocol.net import gate as gates
 from protocol.net.channels import caller, options
 from protocol.net.connection_limits import OF_PEERS
@@ -28,7 +29,8 @@ from protocol.net.streams import TUNNEL, Streams
 from protocol.schemas import run_pb2, run_pb2_grpc
 from protocol.trust.membership_card import Authority, Signer
 from protocol.trust.records import PeerRecord
-from tests.reference.admitted import certified
+from tests.peer.network.test_discovery import SetClocks
+from tests.reference.admitted import certified, there
 from tests.reference.libp2p import Libp2pNode, authority, nodes, operator
 from tests.reference.small_manifest import small_manifest
 
@@ -265,3 +267,86 @@ def test_who_else_has_its_address_in_this_network_is_passed_by(tmp_path: Path, m
             assert await on.call() == 100_000
 
     play(tmp_path, scene)
+
+
+# Several addresses of one peer
+
+
+async def dialled(named: Routes, *addresses: str) -> str:
+    """What is dialled of the server, where it names these addresses."""
+    named.others_of = lambda peer: addresses[1:]
+    return await named.address(there("server", addresses[0]))
+
+
+def routes_to_all() -> Routes:
+    return Routes(Streams(None), None, lambda peer: ())  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The addresses at which the server's key answers: none, until a test says so. They are asked in turn."""
+    found = list[str]()
+
+    async def first_answering(peer: PeerId, addresses: Sequence[str], seconds: float) -> str:
+        assert len(addresses) <= ADDRESSES_NAMED + 1
+        asked.append(tuple(addresses))
+        if here := [each for each in addresses if each in found]:
+            return here[0]
+        raise UnreachableError(f"no answer from {addresses[0]}")
+
+    asked.clear()
+    monkeypatch.setattr(routes, "first_answering", first_answering)
+    return found
+
+
+asked: list[tuple[str, ...]] = []
+"""What `first_answering` was asked in the test that runs."""
+
+
+def test_the_address_that_answered_is_dialled_until_it_fails(answers: list[str]):
+    async def scene() -> None:
+        on, peer = routes_to_all(), there("server", "a:1")
+        assert await dialled(on, "a:1") == "a:1"
+        assert not asked, "one address alone is dialled as it is"
+        answers.append("b:1")
+        for _ in range(3):
+            assert await dialled(on, "a:1", "b:1") == "b:1"
+        assert asked == [("a:1", "b:1")]
+        answers[:] = ["a:1"]
+        on.failed(peer)
+        assert await dialled(on, "a:1", "b:1") == "a:1"
+        answers.clear()
+        on.failed(peer)
+        with pytest.raises(UnreachableError, match="no answer from a:1"):
+            await dialled(on, "a:1", "b:1")
+
+    asyncio.run(scene())
+
+
+def test_a_peer_that_names_new_addresses_again_and_again_is_not_dialled_there(answers: list[str]):
+    async def scene() -> None:
+        on, clocks = routes_to_all(), SetClocks(monotonic_seconds=1000.0, unix_seconds=1_800_000_000.0)
+        with clock.read_from(clocks):
+            for number in range(ADDRESS_CHANGES):
+                assert await dialled(on, f"victim:{number}") == f"victim:{number}"
+            with pytest.raises(UnreachableError, match="names new addresses too often"):
+                await dialled(on, "victim:99")
+            assert await on.address(there("other", "c:1")) == "c:1", "others are called"
+            clocks.monotonic_seconds += ADDRESS_CHANGE_SECONDS
+            assert await dialled(on, "victim:99") == "victim:99"
+            with pytest.raises(UnreachableError, match="names new addresses too often"):
+                await dialled(on, "victim:100")
+
+    asyncio.run(scene())
+
+
+def test_the_addresses_of_so_many_peers_are_kept(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(routes, "PEERS_KEPT", 2)
+
+    async def scene() -> None:
+        on = routes_to_all()
+        for name in ("ann", "bob", "cleo"):
+            await on.address(there(name, "a:1"))
+        assert len(on.named) == 2
+
+    asyncio.run(scene())
