@@ -13,7 +13,7 @@ FUZZED = .venv/fuzzed
 ARGS =
 # What pytest ends with if ARGS leave it no test to run. ARGS that name files run these alone.
 NONE_CHOSEN = 5
-QUICK_TESTS = $(BIN)/pytest -n 2 --dist loadscope --ignore tests/system --ignore tests/benchmarks $(ARGS)
+QUICK_TESTS = $(BIN)/pytest -n 2 --dist loadscope --no-loadscope-reorder --ignore tests/system --ignore tests/benchmarks $(ARGS)
 ALL_TESTS = { $(QUICK_TESTS) || [ $$? = $(NONE_CHOSEN) ]; } && \
 	{ $(BIN)/pytest -n 3 --dist loadfile tests/benchmarks tests/system $(ARGS) || [ $$? = $(NONE_CHOSEN) ]; }
 

@@ -9,7 +9,6 @@ import argparse
 import random
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
@@ -28,8 +27,11 @@ STAGES = 2
 LAST = 10_000
 """The run's last round: nobody comes to it."""
 
-TICKS, QUIET_TICKS = 60, 60
+TICKS, QUIET_TICKS = 60, 45
 """The ticks in which things happen, and those after all are back."""
+
+ABSENCES = (1, 1, 2, 3, 5, 8, 20, 100)
+"""The ticks for which somebody is away, stands still, or the node is down: mostly a round or two."""
 
 STUCK_TICKS = 15
 """The ticks without training after which the operator acts."""
@@ -41,6 +43,8 @@ CLAIMS_KEPT = 8
 
 REPLICAS = {0: ((1, 0), (1, 0), (1, 1), (2, 0), (2, 1), (0, 2)), 1: ((2, 1), (3, 0), (1, 2), (3, 1), (0, 3))}
 """The groups and datacenters that a schedule may begin with, by the liars that its run allows for."""
+
+MOST_MEMBERS = 8
 
 ABREAST = (RunPhase.TRAINING, RunPhase.GATHERING)
 
@@ -58,6 +62,8 @@ class Member:
     known: RunProgress = field(default_factory=RunProgress)
     alive: bool = False
     still: bool = False
+    back_at: int = 0
+    """The tick in which it is back, or no longer still."""
     present: bool = False
     phase: RunPhase = RunPhase.GATHERING
     waited: int = 0
@@ -96,11 +102,14 @@ class Swarm:
         self.window = Window(grace=2, liars=self.liars)
         self.parts = [stage_part(stage) for stage in range(STAGES)]
         self.members: list[Member] = []
-        self.node = True
+        self.node, self.node_back_at, self.now = True, 0, 0
+        self.unrest = self.chance.choice((0.1, 0.25, 0.5, 0.9))
         self.node_knows = RunProgress()
         self.made: dict[tuple[Part, int, PeerId], Entry] = {}
         self.finished_with: set[tuple[Part, int, PeerId]] = set()
         """What was in the state of a member as it finished the round."""
+        self.first_with: dict[tuple[Part, int], int] = {}
+        """The number of contributions to a part in the state of the first member that finished the round."""
         self.stuck = self.joined = self.count = 0
         self.groups, centers = self.chance.choice(REPLICAS[self.liars])
         for _ in range(self.groups):
@@ -155,8 +164,11 @@ class Swarm:
     # What happens in a tick
 
     def tick(self, eventful: bool) -> None:
-        if eventful and self.chance.random() < 0.25:
-            self.happen()
+        self.now += 1
+        if eventful:
+            self.come_back()
+            if self.chance.random() < self.unrest:
+                self.happen()
         self.see_by_node()
         for member in self.chance.sample(self.members, len(self.members)):
             if member.here:
@@ -166,21 +178,29 @@ class Swarm:
         self.rewind_if_stuck()
 
     def happen(self) -> None:
-        """Something happens to somebody."""
-        member = self.chance.choice(self.members)
-        what = self.chance.choice(("leave", "leave", "back", "back", "freeze", "thaw", "new", "node", "wipe"))
-        if what == "leave":
+        """Something happens to somebody, for a while or for good."""
+        member, until = self.chance.choice(self.members), self.now + self.chance.choice(ABSENCES)
+        what = self.chance.choice(("leave", "leave", "leave", "freeze", "freeze", "node", "new", "wipe"))
+        if what == "leave" and member.alive:
             member.alive = member.still = member.present = False
-        elif what == "back" and not member.alive:
-            self.start(member)
-        elif what in ("freeze", "thaw") and member.alive:
-            member.still = what == "freeze"
-        elif what == "new" and self.node and len(self.members) < 8 and self.groups:  # which lets it in
+            member.back_at = until
+        elif what == "freeze" and member.here:
+            member.still, member.back_at = True, until
+        elif what == "node" and self.node:
+            self.node, self.node_back_at = False, until
+        elif what == "new" and self.node and len(self.members) < MOST_MEMBERS and self.groups:  # which lets it in
             self.join(self.chance.randrange(STAGES))
-        elif what == "node":
-            self.node = not self.node
         elif what == "wipe" and self.chance.random() < 0.2 and len(self.members) > 1:
             self.lose(member)
+
+    def come_back(self) -> None:
+        """Those whose time has come are back."""
+        self.node |= self.now >= self.node_back_at
+        for member in self.members:
+            if member.still and self.now >= member.back_at:
+                member.still = False
+            elif not member.alive and self.now >= member.back_at:
+                self.start(member)
 
     def start(self, member: Member) -> None:
         """Start a member's process, if anybody is there to join the run through."""
@@ -295,6 +315,7 @@ class Swarm:
                 past = sha256(repr(ledger.history.to_wire()).encode()).hexdigest()
                 claim = Claim(due, past, ledger.history.total(), author=True)
                 me.claims[part] = [*me.claims.get(part, []), claim][-CLAIMS_KEPT:]
+            self.first_with.setdefault((part, round), len(ledger.chosen(round)))
             for author in ledger.chosen(round):
                 self.finished_with.add((part, round, author))
         me.finished, me.waited = max(me.finished, round), 0
@@ -389,10 +410,11 @@ class Swarm:
                 yield from self.lost(part)
 
     def in_few_hands(self, part: Part) -> bool:
-        """Whether no more members have contributed to a part in a round than may lie: who comes to such a round later
+        """Whether a round was finished with no more contributions to a part than members may lie: who comes to it later
         can tell their state from no liar's (`outer.liars`)."""
-        authors = Counter(round for made, round, _ in self.made if made == part)
-        return self.liars > 0 and any(authors[round] <= self.liars for round in range(1, self.outcome.rounds + 1))
+        counts = [count for (finished, _), count in self.first_with.items() if finished == part]
+        fewest = min(counts, default=self.liars + 1)
+        return 0 < self.liars >= fewest
 
     def lost(self, part: Part) -> Iterable[str]:
         """What was in the finished state of a part at somebody who is still there, and is there no longer."""
