@@ -1,7 +1,7 @@
 """`hetpeer admin rewind`: the operator's decision that a run goes on from an older state, as the newest one is lost."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from peer.process import Terminal
-    from protocol.trust.records import Peers
+    from protocol.trust.records import PeerRecord, Peers
     from protocol.trust.ticket import Ticket
 
 
@@ -86,7 +86,7 @@ async def decide(to_round: int | None, operator: Operator, ticket: "Ticket", ter
         peers = ()
     here = tuple(peer for peer in peers if not peer.gone)
     known = [record for record, _ in holders.newest.values()]
-    lost = max((record.round for record in (*known, *here)), default=0)
+    lost = lost_round(known, here)
     stages = operator.descriptor.manifest.replicas.stages
     for line in inventory(stages, {key: record.round for key, (record, _) in holders.newest.items()}, here):
         terminal.emit(Progress(line))
@@ -107,6 +107,12 @@ async def decide(to_round: int | None, operator: Operator, ticket: "Ticket", ter
     )
 
 
+def lost_round(known: "Iterable[PeerRecord]", here: "Peers") -> int:
+    """Return the last round that the run has finished, by the records of known holders and by what those who are here
+    say; who awaits a state names the round itself."""
+    return max((max(record.round, record.awaits) for record in (*known, *here)), default=0)
+
+
 def inventory(stages: int, held: Mapping[int, int], here: "Peers") -> Sequence[str]:
     """Make lines on what is held of each stage: the newest state that is known of, and the newest one here. `held` is
     the round of the newest known holder by stage, -1 standing for all of them."""
@@ -119,4 +125,9 @@ def inventory(stages: int, held: Mapping[int, int], here: "Peers") -> Sequence[s
         lines.append(
             f"stage {stage}: the newest known state is of round {known}; {heard or 'nobody who is here has one'}"
         )
+    lines += [
+        f"peer {peer.peer_id[-8:]} awaits a state, and says that the run has finished round {peer.awaits}"
+        for peer in here
+        if peer.awaits
+    ]
     return lines

@@ -67,7 +67,17 @@ OtherAddress = Annotated[str, StringConstraints(min_length=1, max_length=ADDRESS
 
 MOST_TOKENS_PER_SECOND = 1e9
 
-LATER = ("relays", "via", "tokens_per_second", "ending", "moves_to", "phase", "last_holder", "other_addresses")
+LATER = (
+    "relays",
+    "via",
+    "tokens_per_second",
+    "ending",
+    "moves_to",
+    "phase",
+    "awaits",
+    "last_holder",
+    "other_addresses",
+)
 """The fields that the first version had not. A peer that has nothing to say of one leaves it out."""
 
 Scored = Annotated[str, StringConstraints(min_length=1, max_length=64)]
@@ -116,6 +126,10 @@ class PeerRecord(BaseModel):
 
     phase: Literal["", RunPhase.CATCHING_UP, RunPhase.AWAITING_STATE] = Field(
         "", description="why it does not hold the run's newest state; empty: it does, as far as it knows"
+    )
+
+    awaits: int = Field(
+        0, ge=0, lt=2**31, description="the last round that the run had finished, of a peer that awaits a state of it"
     )
 
     last_holder: bool = Field(
@@ -199,7 +213,7 @@ def lost_states(peers: Iterable[PeerRecord], stages: int) -> tuple[int, list[int
     though some serve the stage: they wait for it, or are rounds behind. Both by their own word: words for people follow
     from it, and nothing else, since a peer may lie here."""
     there = list(peers)
-    last = max((peer.round for peer in there), default=0)
+    last = max((max(peer.round, peer.awaits) for peer in there), default=0)
     holders = [peer for peer in there if holds_newest(peer) and peer.round >= last - FAR_BEHIND]
     if any(peer.role != "volunteer" for peer in holders):
         return last, []
@@ -252,7 +266,7 @@ def require_rounds(record: PeerRecord, manifest: Manifest, closed: Iterable[int]
     Raises:
         FormatError: it says to be beyond the last.
     """
-    if (last := max(record.round, record.contributed, *closed)) > manifest.outer.rounds:
+    if (last := max(record.round, record.contributed, record.awaits, *closed)) > manifest.outer.rounds:
         raise FormatError(f"peer {record.peer_id[-8:]} speaks of round {last}, and the run has {manifest.outer.rounds}")
 
 

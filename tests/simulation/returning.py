@@ -108,6 +108,9 @@ class Swarm:
         self.made: dict[tuple[Part, int, PeerId], Entry] = {}
         self.finished_with: set[tuple[Part, int, PeerId]] = set()
         """What was in the state of a member as it finished the round."""
+        self.unproven = False
+        """Whether a folder was lost with a state of which the operator's node had not heard: who comes back cannot know
+        how far the run was."""
         self.first_with: dict[tuple[Part, int], int] = {}
         """The number of contributions to a part in the state of the first member that finished the round."""
         self.stuck = self.joined = self.count = 0
@@ -212,6 +215,7 @@ class Swarm:
     def lose(self, member: Member) -> None:
         """A member's folder is lost, and the member does not come back."""
         self.members.remove(member)
+        self.unproven |= member.finished > self.node_knows.run + 1
         held = {key for key in self.finished_with if any(_has(other, *key) for other in self.members)}
         self.finished_with = held
 
@@ -363,7 +367,9 @@ class Swarm:
         self.stuck = 0 if len(self.made) > self.count else self.stuck + 1
         self.count = len(self.made)
         lost = max((member.finished for member in self.members), default=0)
-        lost = max(lost, self.node_knows.run, *self.node_knows.parts.values(), 0)
+        awaiting = [member.known for member in self.members if member.phase is RunPhase.AWAITING_STATE]
+        for known in (self.node_knows, *awaiting):  # who awaits a state says what it knows
+            lost = max(lost, known.run, *known.parts.values())
         held = [max((m.finished for m in self.members if part in m.ledgers), default=lost) for part in self.parts]
         if self.stuck > STUCK_TICKS and self.node and all(m.here for m in self.members) and min(held) < lost:
             self.outcome.rewinds += 1
@@ -406,7 +412,7 @@ class Swarm:
             }
             if len(pasts) > 1:
                 yield f"{part} has {len(pasts)} pasts up to round {folded}"
-            if not self.outcome.rewinds:
+            if not (self.outcome.rewinds or self.unproven):
                 yield from self.lost(part)
 
     def in_few_hands(self, part: Part) -> bool:

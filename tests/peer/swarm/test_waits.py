@@ -223,6 +223,20 @@ def test_a_state_is_lost_where_who_serves_its_stage_came_too_late_and_nobody_els
     lost = waits.for_a_lost_state((whole,), planned())
     assert lost is not None
     assert lost.what == "the state of stage 0 and stage 1 after round 0"
+    alone = peer("alone", round=18).model_copy(update=awaiting | {"awaits": 21})
+    lost = waits.for_a_lost_state((alone,), planned())
+    assert lost is not None
+    assert lost.what == "the state of stage 0 after round 21"
+
+
+def test_a_holder_that_is_rounds_behind_is_none_and_said_to_be_behind():
+    far, last = peer("far", stage=1, round=5), peer("first", replica="first", round=40)
+    lost = waits.for_a_lost_state((far, last), planned())
+    assert lost is not None
+    assert lost.what == "the state of stage 1 after round 40"
+    assert waits.for_a_lost_state((far, last, peer("center", "datacenter", round=40)), planned()) is None
+    named = waits.for_members((far, last, peer("center", "datacenter", round=40)), last, planned(groups=1), True, [1])
+    assert named.what == "an answer of a free volunteer of stage 1 (1 there, 1 free, 1 of them rounds behind)"
 
 
 def test_a_step_that_takes_long_names_whom_it_waits_for_and_a_farewell_those_who_hear_it():

@@ -16,6 +16,7 @@ from protocol.identity import EMBEDDING, PeerId, ReplicaId, RunId, stage_part
 from protocol.limits import ADDRESS_CHARACTERS, RECORD_BYTES, RECORD_SECONDS
 from protocol.manifest_tables import MOST_STAGES
 from protocol.outer.history import Claim
+from protocol.outer.phases import RunPhase
 from protocol.trust import signed
 from protocol.trust.keys import Identity, load_or_create
 from protocol.trust.membership_card import Authority, Card, Role, Signer, issue
@@ -31,6 +32,7 @@ from protocol.trust.records import (
     peers_keys,
     read_record,
     read_statement,
+    require_rounds,
     sign,
 )
 from tests.reference.admitted import identity
@@ -390,3 +392,13 @@ def test_other_addresses_than_a_few_are_refused(me: Signer, others: object):
     data = signed.sign(me.identity, "record", [RUN, packed, me.card])
     with pytest.raises(FormatError, match="malformed"):
         read_record(data, me.identity.peer_id, me.authority)
+
+
+@in_both_ways
+def test_a_peer_says_which_round_it_awaits_the_state_of_and_none_beyond_the_run(way: str, me: Signer):
+    told = record_of(me, phase=RunPhase.AWAITING_STATE, round=18, awaits=21)
+    assert read_as(way, signed_as(way, me, told), me) == told
+    assert "awaits" not in msgpack.unpackb(pack_record(record_of(me)))
+    require_rounds(told, small_manifest(outer={"rounds": 21}))
+    with pytest.raises(FormatError, match="speaks of round 21"):
+        require_rounds(told, small_manifest(outer={"rounds": 20}))

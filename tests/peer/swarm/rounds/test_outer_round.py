@@ -30,6 +30,7 @@ from protocol.manifest import Manifest
 from protocol.net.channels import handshake
 from protocol.outer.history import Claim
 from protocol.outer.ledger import Revocation
+from protocol.outer.phases import RunPhase
 from protocol.schemas import reconciliation_pb2 as pb
 from protocol.schemas import reconciliation_pb2_grpc
 from protocol.trust.keys import load_or_create
@@ -742,3 +743,17 @@ def test_what_a_peer_has_slept_through_is_not_closed_before_it_has_caught_up(tmp
         assert agreed(made)
 
     play(tmp_path, "abs", scene)
+
+
+def test_who_awaits_a_state_says_how_far_the_run_is_known_to_be_and_who_trains_says_nothing(tmp_path: Path):
+    async def scene(on: Village) -> None:
+        outer = on.peers[0].outer
+        for known, part in ((7, 8), (9, 8)):
+            outer.progress.raise_to(known, {EMBEDDING: part})
+            outer.enter(RunPhase.AWAITING_STATE)
+            record = outer.discovery.record
+            assert (record.phase, record.awaits) == (RunPhase.AWAITING_STATE, max(known, part))
+        outer.enter(RunPhase.TRAINING)
+        assert (outer.discovery.record.phase, outer.discovery.record.awaits) == ("", 0)
+
+    play(tmp_path, "a", scene)
