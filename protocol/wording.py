@@ -86,7 +86,7 @@ LOST = (
     "nobody who is here holds it; a peer that has it in its folder can bring it back, or the run's operator can go on "
     "without it: `hetpeer admin rewind`"
 )
-"""What is to be said of a state that is needed, and that nobody here holds."""
+"""The words for a state that is needed, and that nobody here holds."""
 
 
 def parts_named(parts: Iterable[str]) -> str:

@@ -62,7 +62,7 @@ class Door(run_pb2_grpc.RunServicer):
     status: StatusAnswers | None = None
     """What this node sees of the run; None: it does not look."""
     word: Callable[[], NodeWord] = NodeWord
-    """How far the run is, as this node sees it."""
+    """The progress of the run, as this node sees it."""
 
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:
         known = self.descriptor.canonical()

@@ -33,7 +33,7 @@ class KnownProgress(RunProgress):
 
     @property
     def rewound(self) -> int:
-        """When the newest rewind was signed, in milliseconds since 1970; 0: there is none."""
+        """The time at which the newest rewind was signed, in milliseconds since 1970; 0: there is none."""
         return self.rewind.issued if self.rewind is not None else 0
 
     def hear_rewind(self, signed: bytes) -> bool:

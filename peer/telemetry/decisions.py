@@ -345,7 +345,7 @@ class Waiting(EventBase):
 
 @dataclass(frozen=True, slots=True)
 class OnlyHolder(EventBase):
-    """Nobody else here holds the newest state of `what`, parts in words; empty: others hold all of it, too."""
+    """The finding that nobody else here holds the newest state of `what`, parts in words; empty: others hold all."""
 
     what: str
 

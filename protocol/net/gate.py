@@ -155,7 +155,7 @@ class Gate:
     server: grpc.aio.Server | None = None
     acceptors: list[asyncio.Server] = field(default_factory=list)
     closed: bool = False
-    """What the system had accepted before, and the loop tells of later, is closed at once."""
+    """Whether the gate is closed: a connection that the loop tells of only then is closed at once."""
     address: tuple[str, int] = field(init=False)
     """The IP address and the port to which the gate is bound first."""
 

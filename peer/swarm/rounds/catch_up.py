@@ -23,7 +23,7 @@ from protocol.outer.phases import RunPhase, RunView, lacking, phase_of, stands, 
 from protocol.trust.records import PeerRecord
 
 TRIES = 20
-"""How often others are asked in one attempt to catch up."""
+"""The number of times that others are asked in one attempt to catch up."""
 
 RETRY_SECONDS = 1.0
 """The pause between two attempts to catch up."""
@@ -221,7 +221,7 @@ def _has_the_last_word(outer: OuterLoop, part: Part, view: RunView, goal: int) -
 
 
 async def agree(outer: OuterLoop) -> None:
-    """After a round: catch up, if the others have gone on, and go by the states that stand among them."""
+    """Catch up after a round, if the others have gone on, and go by the states that stand among them."""
     if outer.is_behind:
         await come_abreast(outer)
     await agree_on_states(outer)

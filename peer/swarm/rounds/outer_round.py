@@ -37,7 +37,7 @@ Moved = Mapping[Part, Mapping[str, Tensor]]
 """Δ of each part that a peer authors."""
 
 ARRIVALS_POLL_SECONDS = 1.0
-"""How often arriving contributions are recorded, in seconds. No deadline is shorter."""
+"""The interval at which arriving contributions are recorded, in seconds. No deadline is shorter."""
 
 
 @dataclass(slots=True)

@@ -178,8 +178,8 @@ def goes_by_votes(outer: OuterLoop, part: Part, mine: Claim) -> bool:
 
 
 def votes(outer: OuterLoop, part: Part) -> Iterable[Claim]:
-    """What others say of a part that decides: of who is believed, and names the attested round if it speaks of those
-    right after it."""
+    """The claims of others on a part that decide: those of peers that are believed. Of peers that speak of the rounds
+    right after the attested one, only those that name it as well are."""
     attested = outer.reconciler.attested.claim(part)
     for peer in outer.others():
         said = outer.reconciler.others_claims.get(peer.peer_id, {}).get(part, [])
