@@ -21,20 +21,23 @@ LOGGED_WAIT_SECONDS = 30.0
 
 async def finish_round(outer: OuterLoop, round: int) -> dict[str, int]:
     """Wait for the contributions that are due, settle, and go on to the next round. Returns the number of contributions
-    by part; none, if the round is not finished here: the run is over elsewhere, or further ahead of this peer than
-    messages take, which then has to catch up."""
-    counts: dict[str, int] = dict.fromkeys(outer.followed.parts, 0)
-    for due in outer.manifest.outer.applied(round):
+    in the state, by part; none, if the round is not finished here: the run is over elsewhere, or further ahead of this
+    peer than messages take, which then has to catch up."""
+    applied = outer.manifest.outer.applied(round)
+    for due in applied:
         if not await wait_for_round(outer, due):
             return {}
         await _ask_who_is_ahead(outer, due)
-        for part, followed in outer.followed.parts.items():
+        for part in outer.followed.parts:
             arrivals, expected = outer.arrivals_of(due), len(outer.awaited(part, due))
             outer.pace.remember(arrivals.started, arrivals.arrived(part), expected)
-            counts[part] += len(followed.ledger.chosen(due))
         outer.credited.look(outer.emit, outer.followed.parts, due, outer.discovery.record)
     await outer.finish(max(round, outer.clock - 1))
-    for due in outer.manifest.outer.applied(round) if outer.workload.looks else ():
+    counts: dict[str, int] = {  # more may be accepted by now than when the state was settled
+        part: sum(len(followed.settled.get(due, ())) for due in applied)
+        for part, followed in outer.followed.parts.items()
+    }
+    for due in applied if outer.workload.looks else ():
         arrivals, awaited = outer.arrivals_of(due), outer.awaited(EMBEDDING, due)
         outer.workload.note(due, monotonic() - arrivals.started, arrivals.lasted(EMBEDDING), awaited)
     if outer.discovery.record.contributed < round:
