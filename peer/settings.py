@@ -1,7 +1,6 @@
 """What a peer's owner has set: its place in a run, how it computes, and what it may use of machine and line."""
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -73,7 +72,7 @@ class PeerSettings:
     device: DeviceName = "auto"
     threads: int = 1
     listen: str | None = None
-    announce: Sequence[str] | None = None
+    announce: list[str] | None = None
     reach: ReachMode = "auto"
     relay: bool = False
     data: Path | None = None

@@ -57,6 +57,11 @@ class RunProgress:
         return True
 
     @property
+    def furthest(self) -> int:
+        """The last round after which any state is known to have been held, whether it was given up or not."""
+        return max(self.run, *self.parts.values(), 0)
+
+    @property
     def finished(self) -> int:
         """The last round that the run has finished, as far as its operator has not given it up."""
         return self._standing(self.run)

@@ -44,7 +44,7 @@ def test_limits_are_megabits_a_second_and_bytes():
 def test_how_others_reach_it_and_how_it_computes_are_what_was_said():
     run = check_manifest({"model": {"preset": "micro"}})
     settings = said(listen="h:1", reach="relay", nproc=2, threads=4, precision="bf16", compiled=True, memory="keep")
-    assert settings.wish == Wish("h:1", None, "relay")
+    assert settings.wish == Wish("h:1", (), "relay")
     assert settings.split(run, torch.device("cpu")) == Split(2, 4, 0, Arithmetic("bf16", True))
 
 

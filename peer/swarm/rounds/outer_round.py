@@ -198,8 +198,7 @@ class OuterLoop:
     def enter(self, phase: RunPhase) -> None:
         """Tell the others where this peer is in the run, if that has changed."""
         told = phase if phase in (RunPhase.CATCHING_UP, RunPhase.AWAITING_STATE) else ""
-        known = max(self.progress.run, *self.progress.parts.values(), 0)
-        awaits = known if phase is RunPhase.AWAITING_STATE else 0
+        awaits = self.progress.furthest if phase is RunPhase.AWAITING_STATE else 0
         self.present = phase in (RunPhase.TRAINING, RunPhase.GATHERING)
         if (self.discovery.record.phase, self.discovery.record.awaits) != (told, awaits):
             self.discovery.tell(phase=told, awaits=awaits)
