@@ -3,13 +3,17 @@
 import os
 import subprocess
 import sys
+from datetime import date
 
 import pytest
 
 from tests.world.families import EARLY, LAPPING, MORE, UNEVEN
+from tests.world.returning import RETURNING
 
 FIRST = int(os.environ.get("HETPEER_WORLD_SEED", "0"))
-SCHEDULES = int(os.environ.get("HETPEER_WORLD_SCHEDULES", "2"))
+SCHEDULES = int(os.environ.get("HETPEER_WORLD_SCHEDULES", "1"))
+TODAY = int(os.environ.get("HETPEER_WORLD_TODAY", str(date.today().toordinal() % 100_000)))
+"""The seed, in the family of leaving and coming back, that is played today: each day another."""
 
 MORE_SCHEDULES = 1
 """So many of the second family are played as well."""
@@ -44,6 +48,10 @@ def test_schedules_with_gateways_full_disks_and_short_certificates_end_well():
 
 def test_a_run_that_begins_before_its_replicas_are_there_ends_well():
     played("--schedules", "1", "--seed", str(EARLY + 1 + FIRST))
+
+
+def test_a_schedule_of_leaving_and_coming_back_loses_nothing():
+    played("--seeds", str(RETURNING + TODAY))
 
 
 def test_schedules_whose_inner_steps_overlap_or_are_unevenly_many_end_well():
