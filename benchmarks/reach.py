@@ -26,6 +26,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ from tls import shown
 from peer.network.contacts import Contacts
 from peer.network.discovery import Discovery
 from peer.network.reach.reach import Reach
-from peer.network.reach.relayed import ways
+from peer.network.reach.relayed import Ways
 from peer.network.reach.routes import Routes
 from peer.testnet import namespaces
 from peer.testnet.namespaces import Namespaces, opened
@@ -114,11 +115,17 @@ async def peer(folder: Path, name: str, host: str, bootstraps: list[str]) -> Asy
         contacts = Contacts(MANIFEST, credentials, routes=Routes(dht.streams, signer, discovery.relays_of))
         stack.push_async_callback(contacts.close)
         reach = Reach(host, port, (host, None), "behind a router" if hidden else "")
-        reached = ways(
-            reach, port, dht.streams, discovery, contacts.bandwidth, lambda peer: "", bootstraps, lambda event: None
+        reached = Ways(
+            partial(asyncio.open_connection, host, port),
+            dht.streams,
+            discovery,
+            contacts.bandwidth,
+            bootstraps,
+            lambda event: None,
+            relays=record.relays,
         )
         await server.start()
-        await reached.open()
+        await reached.open(reach)
         await discovery.publish()
         keeping = [asyncio.create_task(each()) for each in (discovery.keep_publishing, reached.keep)]
         yield discovery, contacts

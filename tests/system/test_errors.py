@@ -9,8 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from bootstrap.genesis import create_run
+from protocol.run.run_files import describe
 from protocol.trust.ticket import Ticket
+from tests.reference.admitted import identity
 from tests.reference.processes import HETPEER, RUN, SECONDS, hetpeer, serving
+from tests.reference.small_manifest import small_manifest
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +79,10 @@ def test_another_manifest_than_the_runs(fails: Callable[..., str], ticket: Ticke
 
 def test_a_folder_that_belongs_to_another_run(fails: Callable[..., str], ticket: Ticket, tmp_path: Path):
     (tmp_path / "peer").mkdir()
-    (tmp_path / "peer" / "run.json").write_text("{}")
+    (tmp_path / "text.txt").write_text("Some words of a small text, again and again.\n" * 200)
+    other = create_run(small_manifest(), tmp_path / "other", tmp_path / "text.txt")
+    descriptor = describe(other.manifest, identity("operator").peer_id, other.files)
+    (tmp_path / "peer" / "run.json").write_bytes(descriptor.canonical())
     assert "holds another run's files; give this run a folder of its own with --dir" in fails(
         "join", str(ticket), "--stage", "1", code=4
     )
