@@ -13,6 +13,7 @@ from bootstrap.genesis import basis
 from peer.compute.calibration import tokens_per_second
 from peer.compute.trainer import StageTrainer
 from peer.testnet import forks
+from tests.reference.own_loop import in_own_loops
 from tests.reference.small_manifest import small_manifest
 from tests.world.conftest import drop
 from tests.world.runs import get_ready
@@ -53,7 +54,8 @@ def test_a_chain_of_real_processes_on_shaped_links_is_below_its_bound_as_well(
 ):
     for name, value in {"SPEEDS": (8, 8), "STAGES": 2, "STEPS": 2, "WARM_ROUNDS": 1}.items():
         monkeypatch.setattr(pool, name, value)
-    row = pool.train_shaped(pool.ARRANGEMENTS[0], seed=1, rounds=2, kills=0.0, time=0.05, folder=tmp_path)
+    with in_own_loops():
+        row = pool.train_shaped(pool.ARRANGEMENTS[0], seed=1, rounds=2, kills=0.0, time=0.05, folder=tmp_path)
     assert row.bound == pytest.approx(8 * 4096 / 1.76, rel=0.01)
     assert 0 < row.share < pool.MICROBATCHES / (pool.MICROBATCHES + 1)
     assert (row.steps, row.digests_equal) == ([2], True)
