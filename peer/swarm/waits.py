@@ -201,10 +201,10 @@ def _for_stages(peers: Peers, manifest: Manifest, missing: Collection[int], roun
     counts, stages = _volunteers(peers, manifest), manifest.replicas.stages
     named = []
     for stage in sorted(missing):
-        able = len(free(peers, stage))
-        behind = sum(peer.round + SKEW < round for peer in free(peers, stage))
+        able = free(peers, stage)
+        behind = sum(peer.round + SKEW < round for peer in able)
         far = f", {behind} of them rounds behind" if behind else ""
-        whom = f"a free volunteer of stage {stage} ({counts[stage]} there, {able} free{far})"
+        whom = f"a free volunteer of stage {stage} ({counts[stage]} there, {len(able)} free{far})"
         named.append(f"an answer of {whom}" if able else whom)
     return Waiting(" and ".join(named), "a group needs one of each stage", stages - len(missing), stages)
 

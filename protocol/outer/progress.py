@@ -5,7 +5,7 @@ Progress is what a peer may not fall behind: a peer whose own state is older tra
 what others prove, and falls only by a rewind that the run's operator has signed. Pure.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from protocol.identity import Part
@@ -66,9 +66,10 @@ class RunProgress:
         """The last round that the run has finished, as far as its operator has not given it up."""
         return self._standing(self.run)
 
-    def believed(self, shown: int) -> int:
-        """A round that a single holder shows, as far as the operator's rewind says that the run had finished it."""
-        return min(shown, self.rewind.lost) if self.rewind is not None else 0
+    def believed(self, shown: Iterable[int]) -> int:
+        """The last round that a single holder shows, as far as the operator's rewind says that the run had finished it.
+        `shown` is not looked through where there is no rewind."""
+        return min(max(shown, default=0), self.rewind.lost) if self.rewind is not None else 0
 
     def newest(self, part: Part, run: int = 0) -> int:
         """The last round after which the state of a part was held, and is not given up. `run` is a later round that the

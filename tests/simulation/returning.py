@@ -140,7 +140,7 @@ class Swarm:
         """The run as a member sees it, by the rules of the daemon's `OuterLoop.view`."""
         others = self.others(me)
         shown = common_round((other.finished for other in others if other.holds), self.liars)
-        held = max((other.finished for other in others if other.holds), default=0)
+        held = (other.finished for other in others if other.holds)
         run = max(me.known.finished, me.known.believed(held), shown)
         parts = {}
         for part, ledger in me.ledgers.items():

@@ -145,7 +145,7 @@ class OuterLoop:
 
     def _run(self) -> int:
         """The last round that the run has finished, by proof or by what others show now."""
-        held = max((peer.round for peer in self.others() if may_author(peer) and holds_newest(peer)), default=0)
+        held = (peer.round for peer in self.others() if may_author(peer) and holds_newest(peer))
         return max(self.progress.finished, self.progress.believed(held), self.shown_at())
 
     @property

@@ -56,3 +56,13 @@ def test_no_order_of_news_leaves_another_progress(news: list[tuple[int, int]], t
         backward.raise_to(run, {STAGE: held})
     assert (forward.finished, forward.newest(STAGE)) == (backward.finished, backward.newest(STAGE))
     assert forward.finished <= max([run for run, _ in news], default=0)
+
+
+def test_one_holder_is_believed_as_far_as_the_rewind_reaches_and_nobody_without_one():
+    known = RunProgress(run=9)
+    assert known.believed([14]) == 0
+    known.heed(Rewind(9, 12, 1))
+    assert [known.believed(shown) for shown in ([], [8, 11], [14])] == [0, 11, 12]
+    assert known.furthest == 9
+    known.raise_to(9, {EMBEDDING: 10})
+    assert known.furthest == 10
