@@ -12,7 +12,13 @@ from dataclasses import dataclass, field
 from peer.network.gossip import Reconciler
 from peer.network.group import Link, PipelineService, call, link
 from peer.swarm.group.plan import backoff_seconds, preferred
-from peer.swarm.group.slowness import Replaced, Silences
+from peer.swarm.group.slowness import (
+    CALLED_LAST_SECONDS,
+    MOST_CALLED_LAST_SECONDS,
+    MOST_SILENT_SECONDS,
+    SILENT_SECONDS,
+    Backoffs,
+)
 from peer.swarm.roles import looking
 from protocol.clock import monotonic
 from protocol.codec.seating import pack_seats, unpack_seats
@@ -69,9 +75,9 @@ class GroupSeats:
     wished: PeerId | None = None
     """Who is to sit there next, for whom it waits `until`."""
     until: float = 0.0
-    silences: Silences = field(default_factory=Silences)
+    silences: Backoffs = field(default_factory=lambda: Backoffs(SILENT_SECONDS, MOST_SILENT_SECONDS))
     """The volunteers that did not answer there in time: they are not called again for the same."""
-    replaced: Replaced = field(default_factory=Replaced)
+    replaced: Backoffs = field(default_factory=lambda: Backoffs(CALLED_LAST_SECONDS, MOST_CALLED_LAST_SECONDS))
     """The neighbours that were slow: they are called last."""
     replacing_until: float = 0.0
     """The time, by `monotonic`, until which a first stage that was slow has to wait for another to call."""
@@ -162,10 +168,10 @@ class GroupSeats:
     def _waits_for_another(self, first: PeerId) -> bool:
         """Whether a first stage that was slow is refused, since another is there that looks for members."""
         now = monotonic()
-        if now >= self.replacing_until or not self.replaced.is_last(first, now):
+        if now >= self.replacing_until or not self.replaced.holds(first, now):
             return False
         others = looking(self.reconciler.discovery.peers(), 0)
-        return any(peer.peer_id != first and not self.replaced.is_last(peer.peer_id, now) for peer in others)
+        return any(peer.peer_id != first and not self.replaced.holds(peer.peer_id, now) for peer in others)
 
     def sit_down(self) -> None:
         """Take the seat behind the stage that has called."""
@@ -215,9 +221,9 @@ class GroupSeats:
         if usual is not None and usual.stage == self._me.stage + 1 and usual.replica in ("", self.replica):
             order = [usual, *(peer for peer in order if peer.peer_id != usual.peer_id)]
         now = monotonic()
-        able = (peer for peer in order if not self.silences.is_silent(peer.peer_id, peer.round, now))
+        able = (peer for peer in order if not self.silences.holds(peer.peer_id, now, peer.round))
         order = [peer for peer in able if peer.peer_id != without]
-        order.sort(key=lambda peer: self.replaced.is_last(peer.peer_id, now))
+        order.sort(key=lambda peer: self.replaced.holds(peer.peer_id, now))
         return order[attempt % len(order)] if order else None
 
     async def _call(self, peer: PeerRecord) -> bool:
@@ -296,14 +302,14 @@ class GroupSeats:
         """Wait, from the next group on, for a volunteer that another group lets go, to sit behind this stage. One that
         was slow not long ago is not waited for."""
         now = monotonic()
-        is_slow = peer is not None and self.replaced.is_last(peer, now)
+        is_slow = peer is not None and self.replaced.holds(peer, now)
         self.wished, self.until = None if is_slow else peer, now + REGROUP_SECONDS
 
     def note_silence(self, peer: PeerId) -> None:
         """Call a volunteer that did not answer in time no more, until it has finished another round or some time has
         passed."""
         record = self.reconciler.discovery.records.get(peer)
-        self.silences.note(peer, record.round if record is not None else 0, monotonic())
+        self.silences.note(peer, monotonic(), record.round if record is not None else 0)
 
     def replace(self, peer: PeerId) -> None:
         """Look, from the next group on, for another in the place of a neighbour that was slow."""

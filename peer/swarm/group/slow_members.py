@@ -92,7 +92,7 @@ class SlowMembers:
         return any(
             is_worth_a_try(slow, self.watch.seconds_by(peer.tokens_per_second))
             for peer in self._spares(stage)
-            if peer.peer_id != slow.peer and not self.seats.replaced.is_last(peer.peer_id, now)
+            if peer.peer_id != slow.peer and not self.seats.replaced.holds(peer.peer_id, now)
         )
 
     def _spares(self, stage: int) -> Peers:

@@ -58,7 +58,7 @@ SILENT_SECONDS, MOST_SILENT_SECONDS = 15.0, 600.0
 """The time for which a volunteer that did not answer is not called: twice as long each time."""
 
 NEIGHBOURS_KEPT = 64
-"""The peers whose debts, promises, replacements and silences a stage remembers; the oldest are forgotten first."""
+"""The peers whose debts, promises and backoffs a stage remembers; the oldest are forgotten first."""
 
 
 Value = TypeVar("Value")
@@ -249,37 +249,9 @@ def is_worth_a_try(slow: SlowFinding, seconds: float) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Replacement:
-    """A volunteer was replaced `times` times; until then, by `monotonic`, it is called last."""
-
-    times: int
-    until: float
-
-
-@dataclass(slots=True)
-class Replaced:
-    """The volunteers that this stage has let go because they were slow."""
-
-    peers: dict[PeerId, Replacement] = field(default_factory=dict)
-
-    def note(self, peer: PeerId, now: float) -> None:
-        """A volunteer is replaced."""
-        times = 1 + (self.peers[peer].times if peer in self.peers else 0)
-        _keep(
-            self.peers,
-            peer,
-            Replacement(times, now + pause_after(times, CALLED_LAST_SECONDS, MOST_CALLED_LAST_SECONDS)),
-        )
-
-    def is_last(self, peer: PeerId, now: float) -> bool:
-        """Whether a volunteer is called after all others, as it was slow not long ago."""
-        return peer in self.peers and now < self.peers[peer].until
-
-
-@dataclass(frozen=True, slots=True)
-class Silence:
-    """A volunteer did not answer `times` times, the last time while its record named this `round`; until then, by
-    `monotonic`, it is not called."""
+class Backoff:
+    """A volunteer failed its group `times` times, the last time when it had finished a `round`; until then, by
+    `monotonic`, others are called before it, or it is not called."""
 
     times: int
     round: int
@@ -287,17 +259,19 @@ class Silence:
 
 
 @dataclass(slots=True)
-class Silences:
-    """The volunteers that did not answer their group in time. The same group would wait for the same again."""
+class Backoffs:
+    """The volunteers that failed their group in one way, and are passed over for a while, twice as long each time."""
 
-    peers: dict[PeerId, Silence] = field(default_factory=dict)
+    first_seconds: float
+    most_seconds: float
+    peers: dict[PeerId, Backoff] = field(default_factory=dict)
 
-    def note(self, peer: PeerId, round: int, now: float) -> None:
-        """A volunteer has not answered, which has finished a `round`."""
+    def note(self, peer: PeerId, now: float, round: int = 0) -> None:
+        """A volunteer has failed, which has finished a `round` (0: that does not matter)."""
         times = 1 + (self.peers[peer].times if peer in self.peers else 0)
-        _keep(self.peers, peer, Silence(times, round, now + pause_after(times, SILENT_SECONDS, MOST_SILENT_SECONDS)))
+        until = now + pause_after(times, self.first_seconds, self.most_seconds)
+        _keep(self.peers, peer, Backoff(times, round, until))
 
-    def is_silent(self, peer: PeerId, round: int, now: float) -> bool:
-        """Whether a volunteer that has finished a `round` is not called: it did not answer not long ago, and has
-        finished no other round since."""
+    def holds(self, peer: PeerId, now: float, round: int = 0) -> bool:
+        """Whether a volunteer is still passed over: it failed not long ago, and has finished no other `round` since."""
         return peer in self.peers and self.peers[peer].round == round and now < self.peers[peer].until

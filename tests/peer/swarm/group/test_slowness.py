@@ -16,8 +16,8 @@ from peer.swarm.group.slowness import (
     SLOW_STEPS,
     TOLERANCE,
     WINDOW_STEPS,
+    Backoffs,
     Member,
-    Replaced,
     SlowFinding,
     SlownessWatch,
     StepTimes,
@@ -225,20 +225,20 @@ def test_a_spare_that_says_it_is_no_quicker_is_not_tried():
 
 
 def test_who_was_replaced_is_called_last_for_longer_each_time():
-    replaced = Replaced()
-    assert not replaced.is_last(BEHIND, 0.0)
+    replaced = Backoffs(CALLED_LAST_SECONDS, MOST_CALLED_LAST_SECONDS)
+    assert not replaced.holds(BEHIND, 0.0)
     replaced.note(BEHIND, 0.0)
-    assert replaced.is_last(BEHIND, CALLED_LAST_SECONDS - 1)
-    assert not replaced.is_last(BEHIND, CALLED_LAST_SECONDS)
+    assert replaced.holds(BEHIND, CALLED_LAST_SECONDS - 1)
+    assert not replaced.holds(BEHIND, CALLED_LAST_SECONDS)
     replaced.note(BEHIND, 1000.0)
-    assert replaced.is_last(BEHIND, 1000.0 + 2 * CALLED_LAST_SECONDS - 1)
+    assert replaced.holds(BEHIND, 1000.0 + 2 * CALLED_LAST_SECONDS - 1)
     for _ in range(20):
         replaced.note(BEHIND, 0.0)
-    assert not replaced.is_last(BEHIND, MOST_CALLED_LAST_SECONDS)
+    assert not replaced.holds(BEHIND, MOST_CALLED_LAST_SECONDS)
 
 
 def test_strangers_do_not_fill_the_memory():
-    made, replaced = watch(), Replaced()
+    made, replaced = watch(), Backoffs(CALLED_LAST_SECONDS, MOST_CALLED_LAST_SECONDS)
     for number in range(10 * NEIGHBOURS_KEPT):
         peer = PeerId(f"peer-{number}")
         replaced.note(peer, 0.0)
