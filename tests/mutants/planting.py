@@ -22,6 +22,8 @@ from itertools import count
 from pathlib import Path
 from typing import Literal
 
+from tests.mutants.symbols import Span, occurrences, spans
+
 ROOT = Path(__file__).parent.parent.parent
 TABLES = Path(__file__).parent / "mistakes"
 
@@ -43,26 +45,48 @@ Outcome = Literal["killed", "survived", "no answer", "broken"]
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """In `file`, `old`, which occurs once, becomes `new`. `killed_by`: the node id of a test, or `world` with the
-    options of `python -m tests.world`."""
+    """A change of source text: in the symbol `at`, `old`, which occurs there once, becomes `new`.
+
+    `at` is `file` or `file::Class.method`. `old` is compared token by token, so that another layout of its lines makes
+    no difference. `killed_by` is the node id of a test, or `world` with the options of `python -m tests.world`.
+    """
 
     name: str
-    file: str
+    at: str
     old: str
     new: str
     killed_by: str
 
+    @property
+    def file(self) -> str:
+        """The path of the changed file, relative to the tree."""
+        return self.at.partition("::")[0]
+
+    def span(self, source: str) -> Span:
+        """The offsets in the source of its file at which `old` begins and ends.
+
+        Raises:
+            ValueError: the symbol is not there, or has `old` never or several times.
+        """
+        if not spans(source, symbol := self.at.partition("::")[2]):
+            raise ValueError(f"there is no {self.at}: mend the mistake {self.name!r}")
+        found = occurrences(source, symbol, self.old)
+        if len(found) != 1:
+            raise ValueError(f"{self.at} has {self.old!r} {len(found)} times: mend the mistake {self.name!r}")
+        return found[0]
+
     def planted(self, source: str) -> str:
-        """The source of its file with the mistake.
+        """The source of its file with the mistake. Several lines of `new` are indented as the line that they replace.
 
         Raises:
             ValueError: the mistake does not fit any more; the message says why.
         """
-        if (found := source.count(self.old)) != 1:
-            raise ValueError(f"{self.file} has {self.old!r} {found} times: mend the mistake {self.name!r}")
         if self.old == self.new:
             raise ValueError(f"{self.name!r} changes nothing")
-        planted = source.replace(self.old, self.new)
+        start, end = self.span(source)
+        line = source[source.rfind("\n", 0, start) + 1 : start]
+        indent = line[: len(line) - len(line.lstrip())]
+        planted = source[:start] + self.new.replace("\n", "\n" + indent) + source[end:]
         try:
             if ast.dump(ast.parse(planted)) == ast.dump(ast.parse(source)):
                 raise ValueError(f"{self.name!r} changes a comment")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.mutants.planting import ROOT, WORLD, Copy, Mistake, all_mistakes, is_there, judged
+from tests.mutants.symbols import Span
 
 MISTAKES = all_mistakes()
 
@@ -25,26 +26,31 @@ def test_what_finds_a_mistake_exists(mistake: Mistake):
         assert is_there(mistake.killed_by)
 
 
-def digest_comparisons(source: str) -> list[str]:
-    """The comparisons in a module of which one side hashes bytes or measures a file."""
+def digest_comparisons(source: str) -> list[Span]:
+    """The offsets of the comparisons in a module of which one side hashes bytes or measures a file."""
     hashes = re.compile(r"hexdigest\(\)|\.digest\(\)|measure_file\(")
-    compared = [each for each in ast.walk(ast.parse(source)) if isinstance(each, ast.Compare)]
-    texts = [ast.get_source_segment(source, each) or "" for each in compared]
-    return [text for text in texts if hashes.search(text)]
+    lines = [0, *(match.end() for match in re.finditer("\n", source))]
+    compared = [
+        (lines[node.lineno - 1] + node.col_offset, lines[(node.end_lineno or 0) - 1] + (node.end_col_offset or 0))
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Compare)
+    ]
+    return [(start, end) for start, end in compared if hashes.search(source, start, end)]
 
 
 def test_a_mistake_is_planted_in_every_comparison_of_a_digest():
     """Bytes that come in are compared with what was announced at many places, and a reader that no longer compares
     looks like one that does as long as everybody is honest."""
-    planted = [(mistake.file, mistake.old) for mistake in MISTAKES]
-    compared = [
-        (str(path.relative_to(ROOT)), text)
-        for package in ("peer", "protocol", "bootstrap")
-        for path in sorted((ROOT / package).rglob("*.py"))
-        for text in digest_comparisons(path.read_text(encoding="utf-8"))
-    ]
-    assert len(compared) >= 10
-    assert not [(file, text) for file, text in compared if not any(f == file and text in old for f, old in planted)]
+    compared, untouched = 0, []
+    for path in (path for package in ("peer", "protocol", "bootstrap") for path in (ROOT / package).rglob("*.py")):
+        source = path.read_text(encoding="utf-8")
+        planted = [mistake.span(source) for mistake in MISTAKES if ROOT / mistake.file == path]
+        for start, end in digest_comparisons(source):
+            compared += 1
+            if not any(first < end and start < last for first, last in planted):
+                untouched.append(f"{path}: {source[start:end]}")
+    assert compared >= 10
+    assert not untouched
 
 
 def test_every_mistake_has_a_name_of_its_own():
@@ -52,18 +58,58 @@ def test_every_mistake_has_a_name_of_its_own():
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "reason"),
+    ("symbol", "old", "new", "reason"),
     [
-        ("a = 2", "a = 3", "0 times"),
-        ("a", "b", "2 times"),
-        ("a = 1", "a = 1", "changes nothing"),
-        ("# so", "# not so", "changes a comment"),
-        ("a = 1", "a = ", "does not parse"),
+        ("", "a = 2", "a = 3", "0 times"),
+        ("", "a", "b", "2 times"),
+        ("::a", "print(a)", "pass", "0 times"),
+        ("::b", "a = 1", "a = 2", "there is no a.py::b"),
+        ("", "a = 1", "a = 1", "changes nothing"),
+        ("", "# so", "# not so", "changes a comment"),
+        ("", "a = 1", "a = ", "does not parse"),
     ],
 )
-def test_a_mistake_that_says_nothing_is_refused(old: str, new: str, reason: str):
+def test_a_mistake_that_says_nothing_is_refused(symbol: str, old: str, new: str, reason: str):
+    at = f"a.py::{symbol.removeprefix('::')}" if symbol else "a.py"
     with pytest.raises(ValueError, match=reason):
-        Mistake("one", "a.py", old, new, "").planted("a = 1  # so\nprint(a)\n")
+        Mistake("one", at, old, new, "").planted("a = 1  # so\nprint(a)\n")
+
+
+LAID_OUT = """
+@decorated(2)
+class Window:
+    width: int = 2
+
+    def folded(self, round: int) -> int:
+        if round:
+            return max(
+                round - self.width,
+                2,
+            )
+        return 2
+
+
+def folded(round: int) -> int:
+    return max(round - 2, 2)
+"""
+
+
+@pytest.mark.parametrize(
+    ("at", "old", "new", "line"),
+    [
+        ("a.py::Window.width", "2", "3", "    width: int = 3"),
+        ("a.py::Window", "decorated(2)", "decorated(3)", "@decorated(3)"),
+        ("a.py::Window.folded", "max(round - self.width, 2)", "round", "            return round"),
+        ("a.py::folded", "2, 2", "1, 2", "    return max(round - 1, 2)"),
+        ("a.py::Window.folded", "if round:", "round += 1\nif round:", "        round += 1\n        if round:"),
+    ],
+)
+def test_a_mistake_is_planted_in_a_symbol_whatever_the_layout_of_its_lines(at: str, old: str, new: str, line: str):
+    planted = Mistake("one", at, old, new, "").planted(LAID_OUT)
+    assert line in planted
+    assert line not in LAID_OUT
+    with pytest.raises(ValueError, match="times"):
+        Mistake("one", "a.py", "2", "3", "").planted(LAID_OUT)
 
 
 def test_a_mistake_is_gone_after_use(tmp_path: Path):
