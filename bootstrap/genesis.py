@@ -42,7 +42,8 @@ from protocol.tensor_formats import to_units
 from protocol.trust.keys import load_or_create
 
 STANDARD_DEVIATION = 0.02
-"""Of the first weights (GPT-2). Projections into the residual stream are narrower by √(2 · layers)."""
+"""The standard deviation of the first weights (GPT-2). Projections into the residual stream are narrower by √(2 ·
+layers)."""
 
 GenesisProgress = Callable[[str], object]
 """Is told in sentences what is being done."""

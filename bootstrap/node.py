@@ -40,7 +40,7 @@ from protocol.trust.records import Register
 from protocol.trust.ticket import ADDRESSES_KEPT, Ticket, recall_addresses, remember_addresses
 
 GRACE_SECONDS = 2.0
-"""How long calls in flight may take to end when the node stops."""
+"""The seconds that calls in flight may take to end when the node stops."""
 
 RECORDS_SECONDS = 2.0
 """The shortest interval at which the records of peers are read: at once where one is known to be outdated."""
@@ -48,7 +48,7 @@ RECORDS_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Listen:
-    """Where a node listens: the door at `host:port`, libp2p and the port for peers at the next two (port 0: any
+    """The ports of a node: registration at `host:port`, libp2p and the port for peers at the next two (port 0: any
     three). `announced` are the hosts that go into the ticket where they are others than `host`."""
 
     host: str
@@ -58,8 +58,8 @@ class Listen:
 
 @dataclass(frozen=True, slots=True)
 class ServingRights:
-    """By what right a node serves: its certificates, a gateway's card (the operator needs none), the other nodes that
-    it knows of, and how long the certificates last that it gives out."""
+    """The rights by which a node serves: its certificates, a gateway's card (the operator needs none), the other nodes
+    that it knows of, and how long the certificates last that it issues."""
 
     credentials: Credentials
     certificate_seconds: float

@@ -1,4 +1,4 @@
-"""Who calls the node, and how often it lets somebody ask for a certificate. Pure: the clock is an argument."""
+"""The rate at which callers of the node may ask for a certificate. Pure: the clock is an argument."""
 
 import math
 from dataclasses import dataclass, field

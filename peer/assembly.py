@@ -1,4 +1,4 @@
-"""How one peer is put together: a place in the run, sockets open, files here, and everything that a role works with."""
+"""The assembly of one peer: a place in the run, sockets open, files here, and everything that a role works with."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -79,7 +79,7 @@ from protocol.trust.records import PeerRecord, Register
 from protocol.wording import size, tail
 
 GRACE_SECONDS = 2.0
-"""How long calls in flight may take to end when the peer stops."""
+"""The seconds that calls in flight may take to end when the peer stops."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,8 +307,8 @@ def _reconciler(
     shut_out: asyncio.Future[PeerId],
     copies: Copies,
 ) -> Reconciler:
-    """What others contribute, and what this peer has of it. `shut_out` is done once the operator has taken out this
-    peer, or the gateway that let it in; or has the error where something that counts cannot be kept."""
+    """Return the reconciler of this peer with others' contributions. `shut_out` is done once the operator has taken out
+    this peer, or the gateway that let it in; or has the error where something that counts cannot be kept."""
     discovery, bans, manifest = network.discovery, network.bans, network.contacts.manifest
 
     def revoked(author: PeerId) -> None:
@@ -340,7 +340,7 @@ def _reconciler(
 
 
 def _services(workplace: Workplace, network: Network, reconciler: Reconciler, tasks: Children) -> Services:
-    """What others may ask of this peer."""
+    """Return the services that other peers may call."""
     manifest, signer = workplace.manifest, network.discovery.signer
     contribution_store, bandwidth = reconciler.intake.contribution_store, network.contacts.bandwidth
     snapshots = SnapshotStore(workplace.directory / "snapshots", manifest)

@@ -43,16 +43,16 @@ from protocol.trust.keys import load_or_create
 from protocol.wording import size
 
 MEMORY_SECONDS = 10.0
-"""How often the process's memory is looked at."""
+"""How often the process's memory is read, in seconds."""
 
 LEAVE_SECONDS = 30.0
-"""After Ctrl-C a peer ends its inner step and hands out its contribution; a slow one is cut short."""
+"""The seconds after Ctrl-C in which a peer ends its inner step and hands out its contribution; then it is cut short."""
 
 HAND_OVER_SECONDS = 65.0
 """The time that the only holder of a state has beyond that, in seconds: `peer.swarm.last_holder` bounds its wait."""
 
 FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS = 1.0, 30.0
-"""Between two attempts of a peer to come back to its run."""
+"""The shortest and the longest pause between two attempts of a peer to come back to its run, in seconds."""
 
 SHUT_OUT = "the operator has taken this peer out of the run: nothing it contributes counts any longer"
 GATEWAY_SHUT_OUT = (

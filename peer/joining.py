@@ -1,4 +1,5 @@
-"""Before a peer has a place in a run: what the run is, from the operator or from memory, and whether it fits here."""
+"""The steps before a peer has a place in a run: learn what the run is, from the operator or from its folder, and
+whether it fits here."""
 
 import asyncio
 import math
@@ -161,7 +162,7 @@ def require_fit(settings: PeerSettings, descriptor: Descriptor) -> torch.device:
 
 
 def require_disk(settings: PeerSettings, descriptor: Descriptor, stage: int | None) -> Space:
-    """What this peer may keep on its disk. `stage`: of a volunteer.
+    """Return what this peer may keep on its disk. `stage`: of a volunteer.
 
     Raises:
         ResourceError: a place in the run takes more.
@@ -333,7 +334,7 @@ def tell_place(
 def text_sources(
     settings: PeerSettings, descriptor: Descriptor, place: Admitted | Remembered, bandwidth: Bandwidth, space: Space
 ) -> TextSources | None:
-    """Where this peer may take the run's text from, if that is prepared text.
+    """Return the sources of the run's text for this peer, if that is prepared text.
 
     Raises:
         ResourceError: `--data` is not the run's text.

@@ -1,4 +1,5 @@
-"""When a peer pauses: because its owner said so (`hetpeer pause`), or at the hours of the day that are the owner's own.
+"""The pauses of a peer: because its owner said so (`hetpeer pause`), or at the hours of the day that are the owner's
+own.
 
 <folder>/paused     is there as long as the peer is to pause; it outlives the process
 """
@@ -15,7 +16,7 @@ from protocol.errors import ResourceError, UserError
 MARKER = "paused"
 
 LOOK_SECONDS = 1.0
-"""How often a peer looks whether it is to pause, or to go on."""
+"""How often a peer checks whether it is to pause, or to go on, in seconds."""
 
 BY_COMMAND = "by `hetpeer pause`; `hetpeer resume` goes on"
 
@@ -61,7 +62,7 @@ class Pauses:
     now: Callable[[], datetime] = datetime.now
 
     def reason(self) -> str:
-        """Why this peer is to pause now; empty: it is not."""
+        """Return why this peer is to pause now; empty: it is not."""
         if is_told(self.folder):
             return BY_COMMAND
         until = self.quiet.until(self.now().time())

@@ -1,4 +1,4 @@
-"""What a peer's owner has set: its place in a run, how it computes, and what it may use of machine and line."""
+"""The settings of a peer's owner: its place in a run, how it computes, and what it may use of machine and line."""
 
 import re
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ UNITS = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "mib": 2**20, "gib
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """Where the machines of one datacenter meet: the first machine's address, as the others dial it."""
+    """The meeting point of the machines of one datacenter: the first machine's address, as the others dial it."""
 
     host: str
     port: int
@@ -134,12 +134,12 @@ class PeerSettings:
 
     @property
     def pausing(self) -> str:
-        """Why this peer pauses now; empty: it does not."""
+        """Return why this peer pauses now; empty: it does not."""
         return Pauses(self.directory, self.quiet).reason()
 
     @property
     def meeting(self) -> Meeting:
-        """Where the machines of a datacenter meet, and the file with their secret."""
+        """The meeting point of the machines of a datacenter, and the file with their secret."""
         return Meeting.of(self.nnodes, self.node_rank, self.rendezvous, self.secret_file)
 
     @property
@@ -149,7 +149,7 @@ class PeerSettings:
 
     @property
     def wish(self) -> Wish:
-        """How others are to reach this peer."""
+        """The way in which others are to reach this peer."""
         return Wish(self.listen, tuple(self.announce or ()), self.reach)
 
     def arithmetic(self, manifest: Manifest, stage: int | None, device: torch.device) -> Arithmetic:
@@ -167,7 +167,7 @@ class PeerSettings:
         return Arithmetic(precision, self.compiled, recompute)
 
     def split(self, manifest: Manifest, device: torch.device) -> Split:
-        """How a datacenter spreads its replica over this machine, and over others."""
+        """Return how a datacenter spreads its replica over this machine, and over others."""
         return Split(self.nproc, self.threads, self.niceness, self.arithmetic(manifest, None, device), self.nnodes)
 
     def files(self, descriptor: Descriptor, stage: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""How many layers each stage of a pipeline has: by count, or so that the dearest stage costs as little as it can.
+"""The number of layers of each stage of a pipeline: by count, or so that the dearest stage costs as little as it can.
 
 All arithmetic is of integers, so every peer, whatever machine it is on, cuts a model alike. Costs only rank cuts: what
 a stage really takes of a machine is estimated where torch is.
@@ -17,7 +17,7 @@ from protocol.model_sizes import Model
 Balance = Literal["count", "memory", "compute"]
 
 TRAINED_BYTES = 16
-"""Of a trained value on the device: weight, gradient and AdamW's two moments, in fp32."""
+"""The bytes of a trained value on the device: weight, gradient and AdamW's two moments, in fp32."""
 
 VALUE_BYTES = 4
 
@@ -27,7 +27,7 @@ KEPT_WIDTHS = 20
 
 @dataclass(frozen=True, slots=True)
 class StageCost:
-    """What one stage costs before it has a layer, and for each layer; in a unit that all stages of a cut share."""
+    """The cost of one stage before it has a layer, and for each layer; in a unit that all stages of a cut share."""
 
     fixed: int
     a_layer: int
@@ -35,7 +35,7 @@ class StageCost:
 
 @dataclass(frozen=True, slots=True)
 class GroupSizes:
-    """What a cut must know of a group of volunteers, beside its stages.
+    """The sizes of a group of volunteers that a cut depends on, beside its stages.
 
     `subspace` is k, or 0 where groups send all of d. `factored`: a compressed group trains the token embedding by its
     factor Z, and not whole. `microbatch`: sequences of a microbatch. `microbatches`: microbatches of an inner step.

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """Something of which a place in the run takes more than there is, and what this machine's owner can do about it, in
-    a few words: "3.1 GB of memory, and 2.0 GB are free", "end other programs"."""
+    """A resource of which a place in the run takes more than there is, and what this machine's owner can do about it,
+    in a few words: "3.1 GB of memory, and 2.0 GB are free", "end other programs"."""
 
     words: str
     remedy: str
@@ -60,7 +60,7 @@ class ResourceError(UserError):
 
 
 class UnreachableError(HetpeerError):
-    """Nobody answered at an address."""
+    """An address at which no peer answered."""
 
     exit_code = 5
 

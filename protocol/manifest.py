@@ -138,8 +138,9 @@ class Manifest(Section):
         return self.model_copy(update={"replicas": self.replicas.model_copy(update={"compression": compression})})
 
     def late(self, stage: int) -> int:
-        """How many microbatches of the next inner step a stage of a group passes forward before it takes this one:
-        `inner.overlap` for each stage behind it, so that nobody waits for frames that a later step would bring."""
+        """The number of microbatches of the next inner step that a stage of a group passes forward before it takes this
+        one: `inner.overlap` for each stage behind it, so that no stage waits for frames that a later step would
+        bring."""
         return self.inner.overlap * (self.replicas.stages - 1 - stage)
 
     @property

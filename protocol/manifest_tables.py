@@ -12,10 +12,11 @@ from protocol.toml_tables import Section, filled
 MOST_STAGES = 128
 
 MOST_OVERLAP = 4
-"""Of `inner.overlap`: more than this many microbatches a stage are not let into flight (`protocol.codec.frames`)."""
+"""The largest `inner.overlap`: more than this many microbatches a stage are not let into flight
+(`protocol.codec.frames`)."""
 
 MOST_UNEVEN = 16
-"""Of `inner.most_steps`: so many times H at most. Where weights go by steps, who lies counts for as many."""
+"""The largest `inner.most_steps`, in times of H. Where weights go by steps, a liar counts for as many."""
 
 MOST_GATHER_SECONDS = 30 * 86400.0
 
@@ -57,7 +58,7 @@ class Run(Section):
 
 
 class Replicas(Section):
-    """Who trains: replica groups of volunteers, one a stage, and datacenter replicas, uncompressed.
+    """The replicas of a run: groups of volunteers, one a stage, and datacenter replicas, uncompressed.
 
     `compression`, `wire`, `gradient_wire` and `anchor` are one setting, that of the boundaries: a preset fills in what
     is not given, and where none of them is, `preset = "int4"` does, which was best at equal bytes (docs/results.md,
@@ -267,9 +268,9 @@ class Outer(Section):
 
     @model_validator(mode="after")
     def grace_fits_overlap(self) -> "Outer":
-        """With overlap the others may be a round ahead of whoever still makes its contribution to this one: with less
-        grace it would be too late for everybody, and where that meets most of them, all would wait for contributions
-        that nobody publishes."""
+        """Require a grace that fits the overlap: with overlap the others may be a round ahead of a peer that still
+        makes its contribution to this one. With less grace it would be too late for everybody, and where that meets
+        most of them, all would wait for contributions that nobody publishes."""
         if self.overlap and self.grace < 3:
             raise ValueError(f"grace = {self.grace} is too little with overlap; give grace = 3 or more")
         return self

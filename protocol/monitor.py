@@ -1,4 +1,4 @@
-"""What people see of a run: the telemetry that peers send to the operator's nodes, and the view of the run that a node
+"""The public view of a run: the telemetry that peers send to the operator's nodes, and the view of the run that a node
 makes of it. Nothing in the run follows from either, but for its end; and nothing in them is secret: a peer that lies
 here misleads people, and no other peer.
 
@@ -51,8 +51,8 @@ class Strict(BaseModel):
 
 
 class Happened(Strict):
-    """Something that happened to a peer. `name` is the event's, as in `peer/telemetry/events.py`; `words` are for the
-    log, and empty where the event is not worth a line there."""
+    """An event of a peer. `name` is the event's, as in `peer/telemetry/events.py`; `words` are for the log, and empty
+    where the event is not worth a line there."""
 
     ago: FiniteFloat = Field(0.0, ge=0, le=MOST_SECONDS)
     name: str = Field(max_length=32, pattern=r"^[A-Za-z]*$")

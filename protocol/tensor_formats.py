@@ -21,7 +21,7 @@ Codec = Literal["bf16", "2bit"]
 
 @dataclass(frozen=True, slots=True)
 class TensorFormat:
-    """How the values of a tensor are written.
+    """The encoding of a tensor's values.
 
     `bits` is what one value takes. `frame` is the format's number in a frame (`protocol/schemas/pipeline.proto`; 0: it
     is none of a frame's), `contribution` its number in a contribution's header (None: none of a contribution's), and
@@ -44,7 +44,7 @@ FORMATS: dict[str, TensorFormat] = {
     "int4": TensorFormat(4, frame=4, step=0.3352),
     "2bit": TensorFormat(2, contribution=1),
 }
-"""By the names that manifests use. Checkpoints alone have fp16."""
+"""The formats by the names that manifests use. Checkpoints alone have fp16."""
 
 UNITS_PER_ONE = 2**26
 """The number of units in 1.0. An int32 then holds ±32, far beyond any weight, in steps of 1.5e-8: finer than float32

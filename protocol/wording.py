@@ -38,7 +38,7 @@ def so_many(count: int, what: str) -> str:
 
 
 def megabytes_above(count: int) -> str:
-    """At least so many bytes as a limit is given: "617MB"."""
+    """Word a number of bytes as a limit that is not below it: "617MB"."""
     return f"{-(-count // 10**6)}MB"
 
 

@@ -1,4 +1,4 @@
-"""Who may come in at the door, by the operator's word: the invitations, the list of those shut out, and the log."""
+"""The operator's decisions on who may register: the invitations, the list of those banned, and the log."""
 
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from protocol.trust.attestations import KEPT
 from protocol.trust.membership_card import Card
 
 OBSERVER = "observer"
-"""In the node's folder: that of the observer beside it."""
+"""The folder of the observer beside the node, in the node's folder."""
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class AdmissionPolicy:
         self.revoked = RevokedList(self.folder)
 
     def hear(self, caller: str, token: bytes) -> None:
-        """Somebody knocks, from where gRPC says.
+        """Count a registration attempt, from the address that gRPC reports.
 
         Raises:
             RefusedError: too often.
@@ -77,7 +77,8 @@ class AdmissionPolicy:
             return b""
 
     def objection(self, peer: PeerId) -> str:
-        """Why a peer's calls are refused now; empty: they are not. Looks at the list's date, and reads what is new."""
+        """Return why a peer's calls are refused now; empty: they are not. Checks the list's date, and reads what is
+        new."""
         try:
             self.revoked.check(peer)
         except RefusedError as error:

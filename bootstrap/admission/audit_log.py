@@ -11,16 +11,16 @@ from bootstrap.admission.database import DATABASE, END_OF_TIME, LOG, changing, r
 from protocol.files import LOG_BYTES
 
 MOST_BYTES = 2 * LOG_BYTES
-"""Of all entries; the oldest are forgotten."""
+"""The most bytes of all entries; the oldest are deleted."""
 
 MOST_CHARACTERS = 300
-"""Of one field: what strangers call themselves is cut there."""
+"""The most characters of one field: strangers' own words are cut there."""
 
 What = Literal["admitted", "renewed", "refused", "invited", "withdrawn", "revoked", "rewound", "noted"]
 
 
 class AuditEntry(BaseModel):
-    """Something that happened. What does not apply is left empty. `at` is in Unix seconds.
+    """An entry of the log. Fields that do not apply are empty. `at` is in Unix seconds.
 
     `noted`: another peer told of an offence of this one, or an audit found something.
     """

@@ -46,11 +46,11 @@ class Invitation(BaseModel):
 
     @property
     def left(self) -> int:
-        """How many more peers the invitation lets in, unless it has ended."""
+        """The number of peers that the invitation still lets in, unless it has ended."""
         return self.uses - len(self.used_by)
 
     def state(self, now: float) -> str:
-        """What the invitation is to a peer that comes with it for the first time, in words for the operator."""
+        """The state of the invitation for a peer that brings it for the first time, in words for the operator."""
         if self.revoked:
             return "withdrawn"
         if now >= self.expires:
@@ -112,10 +112,10 @@ def date(seconds: float) -> str:
 DATABASE = "operator.sqlite3"
 
 VERSION = 1
-"""Of the tables, kept in the database as its `user_version`; 0: there are none yet."""
+"""The version of the tables, kept in the database as its `user_version`; 0: there are none yet."""
 
 BUSY_SECONDS = 10.0
-"""How long one process waits for the changes of others, each of which takes milliseconds."""
+"""The longest wait of one process for the changes of others, each of which takes milliseconds."""
 
 TABLES = (
     "CREATE TABLE run (closed INTEGER NOT NULL, trials INTEGER NOT NULL)",

@@ -1,5 +1,5 @@
-"""What the door answers to whoever asks, place in the run or not, within rates: whether a peer can be dialled, how good
-the way to the node is, and how the run goes.
+"""The answers to every caller, registered or not, within rates: whether a peer can be dialled, how good the way to the
+node is, and how the run goes.
 
 No token is asked for, not even in a closed run: what a stranger can take is bounded, for its network and for all
 callers together, and an invitation need not be sent, nor looked up on disk, for what the node gives to everybody.
@@ -40,12 +40,12 @@ def _require_share(by_network: RateLimit, by_all: RateLimit, caller: str, now: f
 # Whether a peer can be dialled
 
 DIAL_SECONDS = 5.0
-"""For a name, a connection and a handshake: who answers later is no use to a pipeline."""
+"""The seconds for a name, a connection and a handshake: a peer that answers later is no use to a pipeline."""
 
 DIALS_AT_ONCE = 32
 
 DIALS_BURST, DIAL_PAUSE_SECONDS = 64, 1.0
-"""As often as one may register from a network (`bootstrap.rate_limit`): each newcomer asks once."""
+"""The rate of dials for a network, the same as for registration (`bootstrap.rate_limit`): each newcomer asks once."""
 
 NOBODY = "nothing answers there: a router or firewall on the way lets no connection in"
 
@@ -111,7 +111,7 @@ PIECES_BURST, PIECE_SECONDS = 320, 1.0
 """Pieces for one network: four `hetpeer doctor` at once (75 each), and another after a minute or so."""
 
 ALL_PIECES_BURST, ALL_PIECES_SECONDS = 1024, 1 / 16
-"""For everybody together: thirteen at once, then 4 MiB a second, a third of a link of 100 Mb/s."""
+"""The rate of pieces for all callers together: thirteen at once, then 4 MiB a second, a third of a link of 100 Mb/s."""
 
 
 @dataclass(slots=True)
@@ -143,13 +143,13 @@ VIEW_BYTES = DESCRIPTOR_BYTES - 4096
 """A message at the door has 1 MiB at most."""
 
 FRESH_SECONDS = 0.5
-"""So long an answer is given again, to whomever."""
+"""The seconds for which an answer is given again, to any caller."""
 
 VIEWS_BURST, VIEW_SECONDS = 64, 0.5
-"""For one network: what somebody who watches asks for, and some more."""
+"""The rate of views for one network: what somebody who watches asks for, and some more."""
 
 ALL_VIEWS_BURST, ALL_VIEWS_SECONDS = 512, 1 / 32
-"""For everybody together: a view of a hundred peers has 60 KB, so 2 MB a second."""
+"""The rate of views for all callers together: a view of a hundred peers has 60 KB, so 2 MB a second."""
 
 
 def fitting(view: View, most: int = VIEW_BYTES) -> bytes:

@@ -203,7 +203,7 @@ class RevokedList:
 
 
 def read_trials(folder: Path) -> Trials:
-    """What the operator's database says of trials; in a new one nobody is tried.
+    """Read the trials in the operator's database; in a new one nobody is tried.
 
     Raises:
         ResourceError: it cannot be read: then nobody can be admitted.

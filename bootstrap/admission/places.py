@@ -1,4 +1,4 @@
-"""Who gets which place in the run. Pure: the clock and who is alive are arguments."""
+"""The assignment of slots in the run. Pure: the clock and who is alive are arguments."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from protocol.trust.membership_card import Card, Role
 from protocol.trust.records import PeerRecord
 
 ARRIVAL_SECONDS = 600.0
-"""How long an admitted peer may take to fetch its files and show up in the DHT before its place is given away."""
+"""The seconds in which an admitted peer has to fetch its files and show up in the DHT; then its slot is free again."""
 
 
 PlaceRole = Role | Literal["gateway"]

@@ -33,16 +33,17 @@ ROLES: dict[int, PlaceRole] = {
 }
 
 CONTRIBUTING = ("volunteer", "datacenter")
-"""Who is in one of these roles is tried where newcomers are, unless it has been let in as one of them before."""
+"""The roles that are tried where newcomers are, except for peers that have been let in as one of them before."""
 
 GATEWAY_SECONDS = 30 * 86400.0
-"""How long a gateway's certificate lasts: it is there for when the operator's node is not."""
+"""The validity of a gateway's certificate in seconds: it is there for when the operator's node is not."""
 
 
 @dataclass(slots=True)
 class Door(run_pb2_grpc.RunServicer):
-    """Who knocks here has no certificate yet, or one that ends soon. `port` is where those with one are served;
-    `certificate_seconds` is how long a peer's lasts; `own_card` is a gateway's, the operator itself needs none."""
+    """The registration service, for callers that have no certificate yet, or one that ends soon. `port` is where those
+    with one are served; `certificate_seconds` is how long a peer's lasts; `own_card` is a gateway's, the operator
+    itself needs none."""
 
     descriptor: Descriptor
     dht: Dht
@@ -60,7 +61,7 @@ class Door(run_pb2_grpc.RunServicer):
     named: Callable[[str], str] = str
     """A function that gives the true name of a caller, from its name behind the gate (`protocol.net.gate`)."""
     status: StatusAnswers | None = None
-    """What this node sees of the run; None: it does not look."""
+    """The node's view of the run; None: it has none."""
     word: Callable[[], NodeWord] = NodeWord
     """The progress of the run, as this node sees it."""
 
@@ -144,7 +145,7 @@ class Door(run_pb2_grpc.RunServicer):
         return pb.DialBackReply(dialled=dialled, objection=objection)
 
     def _role(self, request: pb.RegisterRequest) -> PlaceRole:
-        """What a caller wants to be.
+        """Return the role that a caller asks for.
 
         Raises:
             RefusedError: nothing that there is, or what this node cannot make it.

@@ -1,4 +1,4 @@
-"""What the dashboard answers: its page, the view as JSON and as server-sent events, and the node's metrics.
+"""The dashboard's answers: its page, the view as JSON and as server-sent events, and the node's metrics.
 
 Everything can be read by whoever reaches the port, so nothing here is secret, and nothing can be changed by it: there
 are only GETs. Browsers are told to run and load nothing but what comes from here, and a name that this node was not
@@ -33,13 +33,13 @@ CHARTS = ("plotly", "package_data")
 """The installed package, and its folder, that has the chart library `plotly.min.js`."""
 
 PAUSE_SECONDS = 1.0
-"""Between two views that one page is sent."""
+"""The seconds between two views that are sent to one page."""
 
 BEAT_SECONDS = 5.0
 """A page that hears nothing for three times as long says that the connection is lost."""
 
 MOST_STREAMS, STREAMS_OF_NETWORK = 96, 32
-"""Of events at once: a browser has one for each page that it has open."""
+"""The largest number of event streams at once: a browser has one for each page that it has open."""
 
 EVENTS = "/events"
 
@@ -146,7 +146,8 @@ MISDIRECTED = PlainTextResponse(
 
 
 def _is_meant(host: str, names: frozenset[str]) -> bool:
-    """Nobody can point an address at another machine as they can a name of theirs."""
+    """Tell whether a request's `Host` is one of this node's names. An address cannot be pointed at another machine as a
+    name can."""
     try:
         name, _ = read_host(host)
     except FormatError:

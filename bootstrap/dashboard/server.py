@@ -1,4 +1,4 @@
-"""Where the dashboard listens, and the server of it, which lives in the loop of the operator's node."""
+"""The dashboard's socket and server, which lives in the event loop of the operator's node."""
 
 import asyncio
 import socket
@@ -17,19 +17,20 @@ from protocol.errors import FormatError, ResourceError, UserError
 from protocol.monitor import View
 
 MOST_CONNECTIONS = 256
-"""When there are more, the oldest that is no stream of events makes way: nobody keeps others out by saying nothing."""
+"""The largest number of connections. Where there are more, the oldest that is no event stream is closed: silent ones
+keep nobody out."""
 
 REQUEST_SECONDS = 10.0
-"""For a request, from when a connection is made, or the last answer has been given."""
+"""The seconds for a request, from when a connection is made or the last answer has been given."""
 
 ANSWER_SECONDS = 60.0
-"""For an answer to be taken: the chart library has 4.5 MB."""
+"""The seconds in which an answer has to be taken: the chart library has 4.5 MB."""
 
 BEHIND_SECONDS = 30.0
-"""For who follows events, to take those that are on their way."""
+"""The seconds in which a follower of events has to take those that are on their way."""
 
 GRACE_SECONDS = 1
-"""How long answers in flight may take when the node stops."""
+"""The seconds that answers in flight may take when the node stops."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +43,13 @@ class DashboardPort:
 
     @property
     def url(self) -> str:
-        """Where a browser on this machine finds it; in a browser elsewhere this machine's address takes its place."""
+        """The address for a browser on this machine; elsewhere this machine's own address takes its place."""
         port = self.listening.getsockname()[1]
         return f"http://{join(LOOPBACK if self.host in WILDCARDS else self.host, port)}/"
 
     @property
     def warning(self) -> str:
-        """What to tell of a place that others reach as well; "" of any other."""
+        """A warning if others can reach the address as well; empty if they cannot."""
         if is_loopback(self.host) or self.host == "localhost":
             return ""
         address = join(self.host, self.listening.getsockname()[1])
@@ -138,19 +139,19 @@ class Visit(H11Protocol):
         super().on_response_complete()
 
     def pause_writing(self) -> None:
-        """More is on its way than the other end takes."""
+        """Note that more is on its way than the other end takes."""
         super().pause_writing()
         if self._streams():
             self._has(BEHIND_SECONDS)
 
     def resume_writing(self) -> None:
-        """It has taken it."""
+        """Note that the other end has taken it."""
         super().resume_writing()
         if self._streams():
             self._has(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is over."""
+        """Note that the connection has ended."""
         self._has(None)
         super().connection_lost(exc)
 

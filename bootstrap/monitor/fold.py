@@ -44,16 +44,16 @@ from protocol.outer.whereabouts import common_round
 from protocol.trust.records import PeerRecord
 
 MOST_PEERS = 2048
-"""Whose tellings are kept: twice as many as a large run has."""
+"""The largest number of peers that are kept: twice as many as a large run has."""
 
 MOST_ROUNDS = 512
-"""Of the history, the newest."""
+"""The number of rounds that are kept, the newest."""
 
 FORGET_SECONDS = 3600.0
-"""Who has been away for so long is no longer shown."""
+"""The seconds after which an absent peer is no longer shown."""
 
 LOOK_SECONDS = 0.5
-"""So often all peers are looked at, however many tell."""
+"""How often all peers are checked, in seconds, however many reports come in."""
 
 LINES_BURST, LINES_SECONDS = 20, 3.0
 """Lines of the log that one peer may fill: at once, then one every so often."""
@@ -80,7 +80,7 @@ class Fold:
     last_state: LastState = ""
     """Whether this node holds the last state."""
     tokens: int = 0
-    """Of rounds that are no longer in the history, too."""
+    """The tokens of all rounds, also of those that are no longer in the history."""
     lines: RateLimit = field(default_factory=lambda: RateLimit(LINES_BURST, LINES_SECONDS, MOST_PEERS))
     looked: float = 0.0
     awake: float = 0.0
@@ -102,7 +102,7 @@ class Fold:
     # What comes in
 
     def see_records(self, records: Iterable[PeerRecord], now: float) -> None:
-        """What peers say of themselves in the DHT, checked and signed."""
+        """Take the peers' records from the DHT, checked and signed."""
         for record in records:
             if (peer := self._peer(record.peer_id, now, known=True)) is not None:
                 peer.see(record, now)
@@ -112,7 +112,7 @@ class Fold:
         self.seen = self.seen or any(peer.trains for peer in self.peers.values())
 
     def hear(self, peer_id: PeerId, batch: StepReport, now: float) -> None:
-        """What a peer tells, whose certificate shows that it is this one."""
+        """Take the report of a peer, whose certificate proves that it is this one."""
         peer = self._peer(peer_id, now, known=False)
         if peer is None:
             return
@@ -139,7 +139,8 @@ class Fold:
                 peer.cut = now
 
     def _peer(self, peer_id: PeerId, now: float, known: bool) -> Peer | None:
-        """What is known of a peer; None: there are too many. `known`: by its record, and one without makes room."""
+        """Return the entry of a peer; None: there are too many. A peer whose record is `known` takes the room of one
+        without."""
         peer = self.peers.get(peer_id)
         if peer is None:
             if len(self.peers) >= MOST_PEERS:
@@ -327,7 +328,7 @@ class Fold:
         )
 
     def _tokens_in_progress(self) -> int:
-        """Of rounds whose end has not been told."""
+        """The tokens of rounds whose end has not been reported."""
         return self.manifest.tokens_per_step * sum(
             min(steps, self.manifest.inner.steps_at_most)
             for entry in self.rounds.values()

@@ -17,7 +17,7 @@ HERE: tuple[PeerState, ...] = tuple(each for each in get_args(PeerState) if each
 
 
 def render(view: View) -> bytes:
-    """What `/metrics` answers, in Prometheus' text format."""
+    """Return the answer to `/metrics`, in Prometheus' text format."""
     registry = CollectorRegistry()
     registry.register(RunCollector(lambda: view))
     return generate_latest(registry)

@@ -1,4 +1,4 @@
-"""What is known of one peer: its signed record, what it told last, and the state that follows from both. Pure."""
+"""The knowledge of one peer: its signed record, its last report, and the state that follows from both. Pure."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
@@ -11,10 +11,10 @@ from protocol.trust.records import PeerRecord
 from protocol.wording import numbers_named, so_many
 
 LOST_SECONDS = 3 * HEARTBEAT_SECONDS
-"""Who has given no sign of life for so long is lost: its record would have been renewed three times."""
+"""The silence after which a peer is lost, in seconds: its record would have been renewed three times."""
 
 CUT_SECONDS = 4.0
-"""Whose stream broke may be back within so long: its line, or this node, may have stumbled."""
+"""The seconds in which a peer whose stream broke may be back: its line, or this node, may have stumbled."""
 
 RATE_SECONDS = 20.0
 """Rates are means over so long."""
@@ -25,19 +25,20 @@ MOST_RATE = 1e12
 AWAY: frozenset[PeerState] = frozenset({"gone", "lost", "paused"})
 
 AT_WORK_SECONDS = 10.0
-"""Who is at work gives a sign of life in this time, also in an inner step of a minute: it tells every few seconds. Who
-has finished waits longer than this for those that do not answer: so either it is still there when a sleeper wakes, or
-the node knows that the run is over."""
+"""The longest silence of a working peer, in seconds, also in an inner step of a minute: it reports every few seconds. A
+peer that has finished waits longer than this for those that do not answer: so either it is still there when a sleeper
+wakes, or the node knows that the run is over."""
 
 IDLE_SECONDS = 120.0
-"""Who waits for so long and does nothing meanwhile is not at work: whoever it waits for may never come."""
+"""The seconds of waiting after which a peer that does nothing else is not at work: the peer it waits for may never
+come."""
 
 SILENT_SECONDS = 2 * HEARTBEAT_SECONDS + 5.0
 """A first stage of which nothing was heard for so long gives no sign of life: one that waits renews its record, and the
 node reads it as often. Of one that a member has left in mid-round it is so after `AT_WORK_SECONDS`."""
 
 Sample = tuple[float, int, int, int]
-"""When, and then tokens, bytes up and bytes down since the peer joined."""
+"""A time, and the tokens, bytes up and bytes down of a peer since it joined."""
 
 
 @dataclass(slots=True)
@@ -52,7 +53,7 @@ class Peer:
     streams: int = 0
     """On which it tells; a new one may be there before the old one is known to be broken."""
     cut: float | None = None
-    """When the last of them broke."""
+    """The time at which the last stream broke."""
     going: Going | None = None
     going_at: float = 0.0
     replica: str | None = None
@@ -110,7 +111,7 @@ class Peer:
             self.replica = None
 
     def hear(self, batch: StepReport, now: float) -> None:
-        """What it tells; what happened is the fold's."""
+        """Take the peer's report; its events are the fold's."""
         if batch.seconds < self.batch.seconds or batch.tokens < self.batch.tokens:
             self.samples.clear()  # a new process
         if batch.waits and (batch.tokens, batch.round) == (self.batch.tokens, self.batch.round):
@@ -170,7 +171,7 @@ class Peer:
         return "waiting", "it has no group yet"
 
     def view(self, now: float) -> PeerView | None:
-        """As people see it; None as long as nothing shows what it is in the run."""
+        """Return the peer as people see it; None as long as nothing shows what it is in the run."""
         record = self.record
         if record is None:
             return None
@@ -209,7 +210,7 @@ def is_over(peers: Iterable[Peer], rounds: int, now: float) -> bool:
 
 
 def silent(peer: Peer, now: float, bound: float) -> str:
-    """That a peer has given no sign of life, in words to follow its name, if nothing was heard of it for so long; else
+    """Say that a peer is silent, in words to follow its name, if nothing was heard of it for `bound` seconds; else
     nothing."""
     if now - peer.heard <= bound and peer.state != "lost":
         return ""
@@ -218,8 +219,7 @@ def silent(peer: Peer, now: float, bound: float) -> str:
 
 
 def silent_leader(leader: Peer, now: float, bound: float = SILENT_SECONDS) -> str:
-    """That the first stage of a group gives no sign of life, in words, if nothing was heard of it for so long; else
-    nothing."""
+    """Say that the first stage of a group is silent, if nothing was heard of it for `bound` seconds; else nothing."""
     said = silent(leader, now, bound)
     return f"its first stage, peer {leader.id[-8:]}, {said}" if said else ""
 
@@ -263,7 +263,7 @@ def group_views(
 
 
 def stages_short(peers: Iterable[Peer], stages: int) -> str:
-    """What is lacking for another group where some volunteers can be in none, in words; empty: nothing is."""
+    """Say what is lacking for another group where some volunteers can be in none; empty: nothing is."""
     there = (peer.record for peer in peers if peer.record is not None and peer.state not in AWAY)
     counts = Counter(record.stage for record in there if record.role == "volunteer")
     fewest = min(counts[stage] for stage in range(stages))

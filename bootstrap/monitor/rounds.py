@@ -17,7 +17,7 @@ from protocol.outer.whereabouts import common_round
 from protocol.trust.records import PeerRecord, may_author
 
 JUDGE_SECONDS = 5.0
-"""After the end of a round, when all who were there have told of it."""
+"""The seconds after the end of a round in which all who were there have reported it."""
 
 LATE_SECONDS = 3.0
 """A contribution told of so long after a round's end came after it."""
@@ -26,7 +26,7 @@ MOST_CLAIMS = 16
 """Losses of one round that are listened to: a run has one or two peers that evaluate."""
 
 VALUE_BYTES = 2
-"""Of bf16, which a run would use if it had the links for it."""
+"""The bytes of a value in bf16, which a run would use if it had the links for it."""
 
 TOKEN_BYTES = 4
 """A token id, which goes along with activations either way."""
@@ -36,8 +36,8 @@ Losses = tuple[float, float]
 
 
 def resolved(claims: dict[PeerId, Losses]) -> tuple[PeerId, Losses] | None:
-    """Whose losses are shown: of three or more claims the one in the middle, so that one liar moves nothing; of fewer,
-    the first. None without claims."""
+    """Return whose losses are shown: of three or more claims the one in the middle, so that one liar moves nothing; of
+    fewer, the first. None without claims."""
     if len(claims) < 3:
         return next(iter(claims.items()), None)
     middle = median_low(claims.values())
@@ -57,13 +57,13 @@ class Round:
     contributed: dict[PeerId, tuple[int, float]] = field(default_factory=dict)
     """Inner steps, and when that was told."""
     done: dict[PeerId, float] = field(default_factory=dict)
-    """When each ended it."""
+    """The time at which each peer ended the round."""
     claims: dict[PeerId, Losses] = field(default_factory=dict)
     tokens: dict[PeerId, int] = field(default_factory=dict)
     late: dict[PeerId, str] = field(default_factory=dict)
     left: dict[PeerId, str] = field(default_factory=dict)
     missed: dict[PeerId, str] = field(default_factory=dict)
-    """Why others waited no longer."""
+    """The reasons for which others waited no longer."""
     pipeline_bytes: int = 0
     outer_bytes: int = 0
     uncompressed_bytes: int = 0
@@ -87,7 +87,7 @@ class Round:
             self.late.setdefault(peer, self.missed.get(peer, did))
 
     def view(self) -> RoundView:
-        """As people see it."""
+        """Return the round as people see it."""
         found = resolved(self.claims)
         who, (loss, plain) = found if found else ("", (None, None))
         return RoundView(
@@ -124,7 +124,8 @@ def recalled(kept: RoundView) -> Round:
 
 @cache
 def pipeline_ratio(manifest: Manifest, compression: int) -> float:
-    """How many times more bytes the frames of a group would have that sends `compression`-th parts of d."""
+    """Return how many times more bytes the frames of a group would have without the projection onto `compression`-th
+    parts of d."""
     inner, model = manifest.inner, manifest.model
     ids = TOKEN_BYTES * inner.microbatch * (model.context + 1)
     k = model.d // compression
@@ -135,7 +136,7 @@ def pipeline_ratio(manifest: Manifest, compression: int) -> float:
 
 @cache
 def outer_ratio(manifest: Manifest) -> float:
-    """How many times more bytes contributions would have."""
+    """Return how many times more bytes uncompressed contributions would have."""
     layout = model_layout(manifest)
     whole = VALUE_BYTES * sum(elements(part) for part in layout.values())
     return whole / sum(expected_bytes(manifest, part) for part in layout)
@@ -149,7 +150,7 @@ ROUNDS_KEPT = 8
 
 @dataclass(slots=True)
 class SwarmPace:
-    """How long the swarm takes for a round, by the rounds whose end this node saw, and when (Unix seconds)."""
+    """The duration of a round of the swarm, by the rounds whose end this node saw, and when (Unix seconds)."""
 
     round: int = 0
     """The last that the swarm has finished."""
@@ -157,8 +158,8 @@ class SwarmPace:
     looked: float | None = None
 
     def see(self, records: Iterable[PeerRecord], liars: int, now: float) -> None:
-        """What peers say of themselves now. When a round ended is what the first of those said who have finished it,
-        as far as that can be: since this node looked last."""
+        """Take the peers' records now. A round ended when the first honest peer said that it had finished it, as far as
+        that can be known: since this node looked last."""
         trains = [each for each in records if may_author(each)]
         finished = common_round((each.round for each in trains), liars)
         if finished > self.round:
@@ -169,8 +170,8 @@ class SwarmPace:
         self.looked = now
 
     def seconds(self, now: float) -> float:
-        """From the end of a round to that of the next; 0 where two ends have not been seen. A round that lasts longer
-        than others already counts."""
+        """Return the seconds from the end of a round to that of the next; 0 where two ends have not been seen. A round
+        that lasts longer than others already counts."""
         if len(self.ends) < 2:
             return 0.0
         (first, begun), (last, ended) = self.ends[0], self.ends[-1]

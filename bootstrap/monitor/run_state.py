@@ -24,7 +24,7 @@ BROKEN_SECONDS = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What was seen of the run: its state, why it is in it, in words, and since when (Unix seconds)."""
+    """The observed state of the run, the reason for it in words, and since when (Unix seconds)."""
 
     state: RunState
     why: str
@@ -48,7 +48,7 @@ HOLDING: dict[LastState, str] = {
 
 
 def missing(manifest: Manifest, peers: Iterable[Peer]) -> str:
-    """Who is missing for all replicas of the run, in words, with how many there are of how many; empty: nobody."""
+    """Say which peers are missing for all replicas of the run, and how many there are of how many; empty: none."""
     here: Counter[tuple[str, int]] = Counter(
         (each.record.role, each.record.stage if each.record.role == "volunteer" else 0)
         for each in peers
@@ -72,7 +72,7 @@ def has_replica(peers: Iterable[Peer], groups: Iterable[GroupView]) -> bool:
 
 
 def usual_seconds(rounds: Iterable[Round]) -> float | None:
-    """How long a round of the run takes, by the last that have ended; None: none has."""
+    """Return how long a round of the run takes, by the last that have ended; None: none has."""
     took = [each.ended - each.began for each in rounds if each.ended is not None]
     return median_low(took[-ROUNDS_KEPT:]) if took else None
 
@@ -86,7 +86,7 @@ def lost_state(manifest: Manifest, peers: Iterable[Peer]) -> str:
 
 
 def waits_for(manifest: Manifest, peers: Iterable[Peer]) -> str:
-    """What a run waits for that is not complete, in words; empty where everybody is there."""
+    """Say what an incomplete run waits for; empty where everybody is there."""
     who = missing(manifest, peers)
     return f"waits for {who}" if who else ""
 

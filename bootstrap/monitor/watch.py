@@ -32,10 +32,10 @@ from protocol.trust.records import PeerRecord
 KEPT = "monitor.json"
 
 KEEP_SECONDS = 30.0
-"""So often, at most, what is known is written down: a node that is killed forgets no more."""
+"""How often, at most, the view is written to disk, in seconds: a node that is killed forgets no more."""
 
 LOOK_SECONDS = 2.0
-"""So often peers and rounds are looked at, whoever is there: when all have gone, the run may be over."""
+"""How often peers and rounds are checked, in seconds, whoever is there: when all have gone, the run may be over."""
 
 BATCH_BURST, BATCH_SECONDS = 30, 0.5
 """Batches of one peer: at once, as one that comes back has, and then twice as many as an honest one sends."""
@@ -46,7 +46,7 @@ STREAMS_OF_PEER = 4
 
 
 class KeptMonitor(BaseModel):
-    """What outlives the node: the rounds, and what was said. Peers tell anew."""
+    """The part of the view that outlives the node: the rounds, and the events. Peers report anew."""
 
     run_id: str
     started: float
@@ -58,12 +58,12 @@ class KeptMonitor(BaseModel):
     state_why: str = ""
     state_since: float = 0.0
     firsts: dict[str, int] = {}
-    """Whose coming to the run's end the node will know for one, by `Fold.firsts`."""
+    """The peers whose arrival at the run's end the node will know, by `Fold.firsts`."""
 
 
 @dataclass(slots=True)
 class Monitor:
-    """What one node sees of its run. `folder`: where it is kept; None: nowhere."""
+    """The view that one node has of its run. `folder`: where it is kept; None: nowhere."""
 
     fold: Fold
     folder: Path | None = None
@@ -124,7 +124,7 @@ class Monitor:
         return self.fold.state
 
     async def until_changed(self, seconds: float) -> None:
-        """Until somebody has told something new, or so long."""
+        """Wait until a new report has come, or for so many seconds."""
         await self._changed.wait(seconds)
 
     async def until_outdated(self, seconds: float) -> None:
@@ -134,7 +134,7 @@ class Monitor:
         self._outdated.clear()
 
     def see_records(self, records: Iterable[PeerRecord]) -> None:
-        """What lies in the DHT, checked."""
+        """Take the checked records in the DHT."""
         self.fold.see_records(records, self.clock())
         self._ring()
 

@@ -231,7 +231,7 @@ PEER_ID = r"Qm[1-9A-HJ-NP-Za-km-z]{44}"
 """The base58 of a SHA-256 multihash."""
 
 ENTRIES_SEARCHED = 10_000
-"""Of the log, for peers that have been here and are gone."""
+"""The number of log entries that are searched for peers that have been here and are gone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from protocol.trust.ticket import Ticket
 
 FIRST_USES, FIRST_SECONDS = 100, 30 * 86400
-"""Of the invitation in the ticket that a closed run begins with; `hetpeer admin invite` makes others."""
+"""The uses and the duration of the invitation in the ticket that a closed run begins with; `hetpeer admin invite` makes
+others."""
 
 NOT_HELD = "WARNING: after the last round this node will not hold the model"
 HOLD_ELSEWHERE = (
@@ -55,7 +56,7 @@ MOST_PORT = 65533
 """The node takes the next two as well."""
 
 STATE_LOOK_SECONDS = 2.0
-"""So often, at least, the node tells its operator where the run's state has changed."""
+"""How often, at least, the node tells its operator that the run's state has changed, in seconds."""
 
 BOOTSTRAP_EPILOG = (
     "Examples:\n\n  hetpeer bootstrap examples/first-run/run.toml\n\n"

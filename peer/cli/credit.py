@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 KEY_FILE = "identity.key"
 
 MOST_REFUSED = 20
-"""So many of those that do not hold are told one by one."""
+"""The largest number of invalid receipts that are named one by one."""
 
 CREDIT_EXAMPLES = (
     "Examples:\n\n  hetpeer credit\n\n  hetpeer credit ~/peer --json\n\n  hetpeer credit ~/peer --out mine.receipts\n\n"

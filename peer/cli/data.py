@@ -26,7 +26,7 @@ data_commands = typer.Typer(
 )
 
 DIGESTS_BYTES = 2**28
-"""Of blocks of two million million tokens."""
+"""The largest size of the file of digests: those of the blocks of two million million tokens."""
 
 
 @data_commands.command(

@@ -20,7 +20,7 @@ IMPORT_EXAMPLES = (
 )
 
 MOST_CONTEXT = 2048
-"""Of the manifest that is proposed: longer sequences make larger frames."""
+"""The longest context of the manifest that is proposed: longer sequences make larger frames."""
 
 
 def import_(

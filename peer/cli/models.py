@@ -41,7 +41,7 @@ SAMPLE_EXAMPLES = (
 )
 
 UNFINISHED = "\ufffd"
-"""What stands at the end of a text for a character of which more tokens are to come."""
+"""The character at the end of a text of which further tokens are to come."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,17 +34,17 @@ from protocol.trust.ticket import ENVIRONMENT, Ticket
 from protocol.wording import size
 
 LAST_WORDS_SECONDS = 2.0
-"""For reading what it wrote last; a child of its own may hold the pipe open longer."""
+"""The seconds for reading the observer's last output; a child of its own may hold the pipe open longer."""
 
 RETRY_SECONDS = 15.0
 MOST_RETRY_SECONDS = 300.0
-"""Between two attempts at a revocation that nobody could be told of."""
+"""The longest pause between two attempts to publish a revocation, in seconds."""
 
 OWN_SECONDS = 3600
-"""For this node's observer to come in."""
+"""The validity of the invitation with which this node's own observer joins, in seconds."""
 
 END_LOOK_SECONDS = 2.0
-"""So often, at least, the node looks whether the run is near its end."""
+"""How often, at least, the node checks whether the run is near its end, in seconds."""
 
 Revoke = Callable[[Suspected], Awaitable[None]]
 """Takes a peer out of the run. Raises HetpeerError where that cannot be done now."""
@@ -232,8 +232,8 @@ async def hold_beside(
 
 
 def why_not_held(descriptor: Descriptor, folder: Path) -> str:
-    """Why the model does not fit this machine's memory, or the disk of the node's `folder`; empty: it fits. Looks at
-    every file of the observer's folder: off the event loop."""
+    """Return why the model does not fit this machine's memory, or the disk of the node's `folder`; empty: it fits.
+    Reads the sizes of all files in the observer's folder: call it off the event loop."""
     needed = memory_of(descriptor.manifest, Duty("observer", holds=True)).total
     free = int(psutil.virtual_memory().available)
     if needed > free:

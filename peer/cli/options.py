@@ -68,7 +68,7 @@ ThreadsOption = Annotated[int, typer.Option(min=0, help="CPU cores for one opera
 
 
 ANY_STAGE = -1
-"""What `--stage any` is."""
+"""The value of `--stage any`."""
 
 
 def stage_named(text: str) -> int:

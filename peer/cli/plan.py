@@ -1,4 +1,4 @@
-"""What a run would be, before anybody joins: `hetpeer plan` for a link and a device, and `hetpeer bootstrap --dry-run`
+"""The estimate of a run before anybody joins: `hetpeer plan` for a link and a device, and `hetpeer bootstrap --dry-run`
 for each participant."""
 
 import sys
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SHOWN = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 
 HIDDEN = 0.97
-"""Of a step's time in compute: then links count as hidden."""
+"""The share of a step's time in compute from which links count as hidden."""
 
 WORTH_SAYING = 0.05
 """A share of a round's time that is worth another setting."""
@@ -121,8 +121,8 @@ def compression_of(manifest: "Manifest", on: "Volunteer") -> int:
 
 @dataclass(frozen=True, slots=True)
 class StageShare:
-    """What of the model one stage has: `layers`, the share of its operations, and bytes of memory (an upper estimate,
-    activations and the process itself included), and the least with activations that are computed again."""
+    """The part of the model that one stage has: `layers`, the share of its operations, and bytes of memory (an upper
+    estimate, activations and the process itself included), and the least with activations that are computed again."""
 
     layers: int
     compute: float
@@ -231,7 +231,7 @@ def verdict(manifest: "Manifest", on: "Volunteer", here: "RoundEstimate", overla
 
 @dataclass(frozen=True, slots=True)
 class Participant:
-    """What one participant trains and needs: `parameters`; bytes of memory (an upper estimate, activations and the
+    """The work and the needs of one participant: `parameters`; bytes of memory (an upper estimate, activations and the
     process itself included), and the least of it, with activations that are computed again; bytes of a microbatch's
     frame to a neighbour, and of a round's contribution."""
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 WATCH_SECONDS = 2.0
 
 WIDTH_OF_FILES = 120
-"""Of a line, in columns, where nobody says how wide one may be."""
+"""The width of a line in columns, where the output has none of its own."""
 
 ROUNDS_SHOWN = 6
 LINES_SHOWN = 8

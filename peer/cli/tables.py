@@ -1,4 +1,4 @@
-"""What the operator is shown of its run: rows for a program, tables for a person. What peers said is shown as text."""
+"""The operator's view of the run: rows for a program, tables for a person. Strings from peers are shown as text."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -28,7 +28,7 @@ def show(terminal: Terminal, rows: Iterable[TableRow], drawn: RenderableType) ->
 
 
 def peer_rows(peers: Sequence[PeerRecord]) -> list[TableRow]:
-    """What each peer says of itself."""
+    """The rows of what each peer's record says."""
     names = ("peer_id", "role", "stage", "slot", "on_trial", "replica", "round", "contributed", "address")
     return [{name: getattr(peer, name) for name in names} for peer in peers]
 

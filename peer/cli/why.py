@@ -24,12 +24,12 @@ PEER = r"[1-9A-HJ-NP-Za-km-z]{8,64}"
 """The end of a peer id, as the logs show it, or all of it."""
 
 ENTRIES_READ = 100_000
-"""Of an operator's log, from its end: more than it keeps."""
+"""The number of entries that are read of an operator's log, from its end: more than it keeps."""
 
 NAMED = re.compile(r"Qm[1-9A-HJ-NP-Za-km-z]{44}")
 
 MOST_NAMED = 20
-"""So many peers are named where the one that was asked for is not known."""
+"""The number of peers that are named where the one that was asked for is not known."""
 
 WHY_EXAMPLES = (
     "Examples:\n\n  hetpeer why 12\n\n  hetpeer why 8xK2mQpL\n\n  hetpeer why 12 ~/peer --json\n\n"
@@ -113,7 +113,7 @@ def folder_of(where: str | None) -> Path:
     from protocol.trust.ticket import find
 
     def written(folder: Path) -> float:
-        """When the folder's logs were written last, in Unix seconds; 0: it has none."""
+        """The time at which the folder's logs were written last, in Unix seconds; 0: it has none."""
         events = daemon_in(folder) / EVENTS
         logs = [each for each in (*kept_in(folder), events, old_log(events)) if each.exists()]
         return max((each.stat().st_mtime for each in logs), default=0.0)

@@ -1,1 +1,1 @@
-"""What the torch thread does: microbatches of one stage, whole replicas, evaluation."""
+"""The work of the torch thread: microbatches of one stage, whole replicas, evaluation."""

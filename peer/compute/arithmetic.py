@@ -1,4 +1,4 @@
-"""How a replica, or a volunteer's stage, computes: in which numbers, and whether its layers are compiled.
+"""The arithmetic of a replica, or a volunteer's stage: its number formats, and whether its layers are compiled.
 
 Weights, gradients, moments and Δ are fp32 in any case, and so is every held-out loss, which peers compare.
 """
@@ -105,7 +105,7 @@ class Arithmetic:
         return choice
 
     def words(self, device: torch.device) -> str:
-        """How a device computes so, for its owner."""
+        """Describe the arithmetic on a device, for its owner."""
         numbers = {"exact": "fp32", "fp32": "TF32" if device.type == "cuda" else "fp32"}.get(
             self.precision, self.precision
         )

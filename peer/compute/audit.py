@@ -1,4 +1,4 @@
-"""What a contribution did to the held-out loss, and whether two are copies of each other.
+"""The effect of a contribution on the held-out loss, and whether two contributions are copies of each other.
 
 A contribution is *silenced*, not removed: it stays in its set S with all values zero. F divides by |S|, so without it
 everybody else's would count for more, and whoever sends less than the average would be blamed for that.
@@ -35,8 +35,8 @@ Sets = Mapping[Part, Sequence[Contribution]]
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """How much of what two authors sent is at the same places; `signs`: and of the same sign; `chance`: at the same
-    places if both chose theirs at random. Shares, 0 to 1."""
+    """The overlap of two authors' contributions: the share of values at the same places; `signs`: and of the same sign;
+    `chance`: at the same places if both chose theirs at random. Shares, 0 to 1."""
 
     places: float
     signs: float
@@ -88,7 +88,8 @@ def held_out_loss(evaluator: Evaluates, grids: Mapping[Part, GridView]) -> float
 
 
 def gain(evaluator: Evaluates, grids: Mapping[Part, GridView], sets: Sets, author: PeerId, loss: float) -> float:
-    """What an author's contributions to the parts in `sets` gain together, in nats per token. `loss` is that at θ."""
+    """Return what an author's contributions to the parts in `sets` gain together, in nats per token. `loss` is that at
+    θ."""
     without = {part: silenced(grids[part], each, author, evaluator.manifest) for part, each in sets.items()}
     return held_out_loss(evaluator, {**grids, **without}) - loss
 
@@ -96,7 +97,7 @@ def gain(evaluator: Evaluates, grids: Mapping[Part, GridView], sets: Sets, autho
 def trial_gain(
     evaluator: Evaluates, grids: Mapping[Part, GridView], sets: Sets, tried: Mapping[Part, Contribution]
 ) -> float:
-    """What contributions that count nowhere would gain, each in the set of its part, which may be empty."""
+    """Return what contributions that count nowhere would gain, each in the set of its part, which may be empty."""
     (author,) = {each.name.author for each in tried.values()}
     wider = {part: [*sets[part], each] for part, each in tried.items()}
     manifest = evaluator.manifest
@@ -106,7 +107,8 @@ def trial_gain(
 
 
 def overlap(one: Contribution, other: Contribution, manifest: Manifest) -> Overlap:
-    """Of two contributions to one part. Both send equally many values, so it is the same from either side.
+    """Return the overlap of two contributions to one part. Both send equally many values, so it is the same from either
+    side.
 
     Takes one pass over both and a byte for each weight of a tensor.
     """

@@ -1,4 +1,4 @@
-"""What this machine does before anybody waits for it: it compiles, and measures how fast it computes a stage."""
+"""The measurements before anybody waits for this machine: it compiles, and measures how fast it computes a stage."""
 
 import time
 from collections.abc import Callable
@@ -25,15 +25,16 @@ RUN = RunId("00" * 32)
 """A run that there is not, for what is computed without one."""
 
 COMPILING_SECONDS = 30.0
-"""So long a process waits for another that compiles: it takes 7 s of a core."""
+"""The seconds that a process waits for another that compiles: it takes 7 s of a core."""
 
 PASSES, SECONDS = 3, 5.0
-"""So many microbatches are tried, fewer where they take long; the first is slower than those behind it."""
+"""The number of microbatches that are tried, and the seconds after which no more are; the first is slower than the
+others."""
 
 
 def tokens_per_second(trainer: StageTrainer) -> float:
-    """Of a microbatch forward and back, without its neighbours: so that like goes with like from the start. The trainer
-    has loaded a round, and is as before; what torch compiles at its first use is compiled."""
+    """Measure the tokens a second of a microbatch forward and back, without its neighbours, so that peers of like speed
+    go together from the start. The trainer has loaded a round, and is as before; torch compiles at its first use."""
     passes = a_microbatch(trainer)
     if trainer.arithmetic.compiled:
         passes()
@@ -53,8 +54,8 @@ def told(speed: float) -> float:
 
 
 def a_microbatch(trainer: StageTrainer) -> Callable[[], None]:
-    """What runs one forward and back, with tokens, activations and gradients of chance, as a volunteer's torch thread
-    does: bytes in, bytes out. Gradients add up."""
+    """Return a function that runs one microbatch forward and back, with random tokens, activations and gradients, as a
+    volunteer's torch thread does: bytes in, bytes out. Gradients add up."""
     manifest, device, rules = trainer.manifest, trainer.device, FrameRules.of(trainer.manifest)
     tokens_BM = torch.randint(manifest.model.vocabulary, (rules.sequences, rules.context + 1))
     formats = Formats(*(number_format(wire, manifest.k) for wire in manifest.replicas.wires))

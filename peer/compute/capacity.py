@@ -1,4 +1,4 @@
-"""What this machine has, and what the process gives back."""
+"""The capacity of this machine, and the memory that the process gives back."""
 
 import ctypes
 import gc
@@ -63,7 +63,7 @@ def family_bytes() -> int:
 
 
 def give_memory_back() -> None:
-    """After a model is not needed any longer."""
+    """Give memory back to the system, after a model is not needed any longer."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

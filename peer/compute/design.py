@@ -1,4 +1,4 @@
-"""What the trainer of a stage is made of where the paper has a choice: its token embedding, and its boundaries.
+"""The parts of a stage's trainer where the paper has a choice: its token embedding, and its boundaries.
 
 The swarm knows one design, which follows from the manifest; the lab may give another (`peer/lab/`).
 """

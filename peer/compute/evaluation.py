@@ -77,7 +77,8 @@ class Evaluator:
         return to_float(grids[EMBEDDING][EMBEDDING_TENSOR].to(self.device))
 
     def _uncompiled(self) -> AbstractContextManager[object]:
-        """What a replica has had compiled is for its training: held-out losses are computed as by all others."""
+        """Compute without compiled layers in the block: compiled ones are for training, and held-out losses are
+        computed as by all others."""
         compiled = self.replica is not None and self.replica.arithmetic.compiled
         return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
 

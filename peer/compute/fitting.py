@@ -38,7 +38,7 @@ def require_memory(
 def best_way(
     manifest: Manifest, duty: Duty, device: torch.device, most: int | None = None, memory: MemoryName = "auto"
 ) -> tuple[Duty, Shortage | None]:
-    """How a duty is done here, keeping activations where they fit, and what is missing even so."""
+    """Return how a duty is done here, keeping activations where they fit, and what is missing even so."""
     for recompute in (False, True) if memory == "auto" else (memory == "recompute",):
         way = replace(duty, recompute=recompute)
         if (lacking := shortage(memory_of(manifest, way), device, most)) is None:
@@ -52,7 +52,7 @@ def where_computed(needed: MemoryNeeds, device: torch.device) -> int:
 
 
 def shortage(needed: MemoryNeeds, device: torch.device, most: int | None = None) -> Shortage | None:
-    """What is missing of the memory that is `needed`, and what would help; None: it fits."""
+    """Return what is missing of the memory that is `needed`, and what would help; None: it fits."""
     takes, name = where_computed(needed, device), f"{device}'s memory" if device.type == "cuda" else "memory"
     beside = [(needed.host, CPU, "memory")] if device.type == "cuda" else []
     for bytes, place, where in [(takes, device, name), *beside]:
@@ -69,8 +69,8 @@ def shortage(needed: MemoryNeeds, device: torch.device, most: int | None = None)
 def microbatches_that_fit(
     manifest: Manifest, stage: int, device: torch.device, most: int | None, recompute: bool
 ) -> int:
-    """How many microbatches in flight half of the memory holds that is free now, or that is left of the `most` bytes
-    that this peer may use. Nothing is in flight yet."""
+    """Return how many microbatches in flight half of the memory holds that is free now, or that is left of the `most`
+    bytes that this peer may use. Nothing is in flight yet."""
     free = free_bytes(device)
     if most is not None:
         used = torch.cuda.memory_reserved(device) if device.type == "cuda" else resident_bytes()

@@ -1,1 +1,1 @@
-"""Which tokens are read, in which order, and from where."""
+"""The tokens that are read, their order, and where they come from."""

@@ -1,4 +1,4 @@
-"""Which tokens are read in an inner step: a function of the run's seed and a chunk's number.
+"""The tokens of an inner step: a function of the run's seed and a chunk's number.
 
 The text is cut into N sequences of `context` tokens. The run reads numbers k = 0, 1, 2, …, and number k is sequence
 P(k mod N) of the order P of epoch ⌊k / N⌋. A *chunk* is as many numbers as a replica reads in one inner step; who reads
@@ -25,10 +25,11 @@ Batch = NDArray[np.int64]
 UInt64Array = NDArray[np.uint64]
 
 LARGEST_SIZE = 2**62
-"""Of a permutation: both halves of a number and their sum stay within 64 bits."""
+"""The largest size of a permutation: both halves of a number and their sum stay within 64 bits."""
 
 AHEAD_BLOCKS = 16
-"""Of 512 KiB: four million tokens, a second of a datacenter's training and a minute of a group's."""
+"""The number of blocks of 512 KiB that are fetched ahead: four million tokens, a second of a datacenter's training and
+a minute of a group's."""
 
 AHEAD_STEPS = 512
 """Looked through for them at most."""
@@ -47,7 +48,7 @@ def sequences_in(tokens: Text, manifest: Manifest) -> int:
 
 
 def together(tokens: Text, manifest: Manifest) -> int:
-    """How many neighbouring sequences are read one after the other: those of a block."""
+    """Return the number of neighbouring sequences that are read one after the other: those of a block."""
     return max(1, tokens.stream.block_tokens // manifest.model.context) if isinstance(tokens, BlockedTokens) else 1
 
 
@@ -80,7 +81,7 @@ def sequence_ids(manifest: Manifest, sequences_available: int, chunk: int, toget
 
 
 def batch(tokens: Text, manifest: Manifest, chunk: int) -> Batch:
-    """What a replica reads in one inner step: int64 [inner.sequences, context + 1].
+    """Return the tokens that a replica reads in one inner step: int64 [inner.sequences, context + 1].
 
     Raises:
         FormatError: there are too few tokens for one sequence.
@@ -89,7 +90,8 @@ def batch(tokens: Text, manifest: Manifest, chunk: int) -> Batch:
 
 
 def positions(tokens: Text, manifest: Manifest, chunk: int) -> NDArray[np.int64]:
-    """Where in the text that is: int64 [inner.sequences, context + 1]. Raises as `batch` does."""
+    """Return the positions of these tokens in the text: int64 [inner.sequences, context + 1]. Raises as `batch`
+    does."""
     ids = sequence_ids(manifest, sequences_in(tokens, manifest), chunk, together(tokens, manifest))
     return _positions(ids, manifest.model.context)
 
@@ -104,7 +106,7 @@ def held_out_batch(tokens: Text, manifest: Manifest) -> Batch:
 
 
 def held_out_positions(tokens: Text, manifest: Manifest) -> NDArray[np.int64]:
-    """Where in the text that is. Raises as `held_out_batch` does."""
+    """Return the positions of these tokens in the text. Raises as `held_out_batch` does."""
     count = min(manifest.evaluation.sequences, sequences_in(tokens, manifest))
     return _positions(np.arange(count), manifest.model.context)
 
@@ -120,7 +122,7 @@ def _read(tokens: Text, positions: NDArray[np.int64]) -> Batch:
 
 
 class Ahead:
-    """Which blocks of a text training will read next, known long before, as what is read is planned.
+    """The blocks of a text that training will read next, known long before, as reading is planned.
 
     This is one replica's way through it: chunks (`protocol/outer/data_plan.py`), one for each inner step.
     """
@@ -145,7 +147,7 @@ class Ahead:
 
 
 def in_order(numbers: NDArray[np.int64], sequences: int, together: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """Where the order named (seed, epoch) takes each number of [0, sequences): int64 [n] → int64 [n], a permutation.
+    """Map each number of [0, sequences) by the order named (seed, epoch): int64 [n] → int64 [n], a permutation.
 
     Of every `together` sequences in a row, those of one block, the numbers are in a row, too. With 1 it is one
     permutation of all sequences. Those after the last whole block come last in every epoch.
@@ -174,7 +176,7 @@ def in_order(numbers: NDArray[np.int64], sequences: int, together: int, seed: in
 
 
 def permute(numbers: NDArray[np.int64], size: int, seed: int, epoch: int | str) -> NDArray[np.int64]:
-    """Where the permutation of [0, size) named (seed, epoch) takes each number: int64 [n] → int64 [n].
+    """Map each number by the permutation of [0, size) named (seed, epoch): int64 [n] → int64 [n].
 
     It keeps no list: any member of any epoch in O(1), the same everywhere. A Feistel network permutes the pairs of
     half-words whatever its round function is; four rounds of a good one are as good as random (Luby & Rackoff, 1988).

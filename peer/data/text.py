@@ -19,10 +19,10 @@ CHUNK_TOKENS = 2**22
 """Tokens checked at once: 8 or 16 MiB in memory, whatever the size of the file."""
 
 BLOCKS_KEPT = 64
-"""In memory at once, where they are read from a disk: 32 or 64 MiB."""
+"""The number of blocks in memory at once, where they are read from a disk: 32 or 64 MiB."""
 
 OpenBlock = Callable[[int], Tokens]
-"""From a block's number to its tokens, which were checked."""
+"""A function from a block's number to its tokens, which were checked."""
 
 
 def open_tokens(path: Path, vocabulary: int) -> Tokens:

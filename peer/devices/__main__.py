@@ -9,7 +9,7 @@ import sys
 
 
 def main() -> None:
-    """Nothing heavy is imported before signals are set."""
+    """Set the signals first, then import what is heavy."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     from peer.devices.device_worker import work

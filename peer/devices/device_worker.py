@@ -204,7 +204,7 @@ class Shard:
         return self._sums(total)[0] / count
 
     def held_bytes(self) -> dict[str, int]:
-        """What is on this device for as long as it trains, in bytes, by kind."""
+        """The bytes that stay on this device for as long as it trains, by kind."""
         gradients = [_own_rows(whole.grad) for whole in self.whole if isinstance(whole.grad, DTensor)]
         moments = [each for name in inner.MOMENTS for each in self.optimizer.state.get(name, ())]
         return {

@@ -28,10 +28,10 @@ from protocol.errors import FormatError, LostMemberError
 from protocol.wording import moment, printable
 
 POLL_SECONDS = 0.5
-"""So often a thread that waits for a link looks whether it is to end."""
+"""How often a thread that waits for a link checks whether it is to end, in seconds."""
 
 END_SECONDS = 5.0
-"""So long the first machine waits at the end until the others have heard it."""
+"""The seconds that the first machine waits at the end until the others have received it."""
 
 BY_ROWS = ("load", "load_moments", "weights", "moments")
 """Orders whose tensors each machine has only its own rows of. Those of the others go over whole."""
@@ -53,7 +53,7 @@ class MachineLink(Protocol):
         """This machine's network interface to the other one."""
 
     def fileno(self) -> int:
-        """What to wait for."""
+        """The file descriptor to wait for."""
 
     def waits(self) -> bool:
         """Whether something has come."""
@@ -75,7 +75,7 @@ class MachineLink(Protocol):
 
 
 class Listening(Protocol):
-    """Where the other machines call."""
+    """The port at which the other machines call."""
 
     address: str
     port: int
@@ -90,7 +90,8 @@ class Listening(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """What all machines of a datacenter have in common, but for `node_rank`. `manifest` is a digest; empty: any."""
+    """The settings that all machines of a datacenter have in common, and the `node_rank` of the sender. `manifest` is a
+    digest; empty: any."""
 
     nnodes: int
     nproc: int
@@ -102,11 +103,11 @@ class Hello:
 
     @classmethod
     def of(cls, nnodes: int, nproc: int, device: str, manifest: str, node_rank: int = 0) -> "Hello":
-        """That of this machine."""
+        """The hello of this machine."""
         return cls(nnodes, nproc, device, manifest, node_rank, version(), str(torch.__version__))
 
     def objection(self, theirs: "Hello") -> str:
-        """Why another machine does not go with this first one; empty: it does."""
+        """Return why another machine does not fit this first one; empty: it does."""
         words = {"nnodes": "--nnodes", "nproc": "--nproc", "manifest": "the manifest", "device": "the device"}
         for name, ours in asdict(self).items():
             other = asdict(theirs)[name]
@@ -120,7 +121,8 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """What the first machine answers to a `Hello`. `refused`: why, if it does; `final`: asking again is of no use."""
+    """The first machine's answer to a `Hello`. `refused`: the reason, if it refuses; `final`: asking again is of no
+    use."""
 
     refused: str = ""
     final: bool = False
@@ -177,7 +179,8 @@ class LinkedMachine:
         return self.number * self.nproc
 
     def lost(self, patience: float = 0) -> str:
-        """Why it has been lost, if that is known within so many seconds; empty: it is there, or has been stopped."""
+        """Return why the machine has been lost, if that is known within so many seconds; empty: it is there, or has
+        been stopped."""
         self._ended.wait(patience)
         return self._reason
 
@@ -261,7 +264,7 @@ class Machines:
         self.interface, self.port = self._listener.interface, self._listener.port
 
     def missing(self) -> str:
-        """Which machines are missing, and since when, in words; empty: none is."""
+        """Say which machines are missing, and since when; empty: none is."""
         with self._lock:
             missing = {number: since for number, since in self._since.items() if not self._is_there(number)}
         told = [f"machine {number} since {moment(since)}" for number, since in missing.items()]

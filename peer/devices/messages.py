@@ -1,6 +1,6 @@
-"""What the daemon and the processes of its crew say to each other: an order, and an answer, both small JSON. Tensors go
-along as a `Parcel`: a piece of memory without a name that the processes share, handed on as a file descriptor. That is
-not torch's own sharing, which goes through /dev/shm: a container has 64 MB of that.
+"""The messages between the daemon and its worker processes: an order, and an answer, both small JSON. Tensors travel as
+a `Parcel`: a piece of memory without a name that the processes share, passed on as a file descriptor. That is not
+torch's own sharing, which uses /dev/shm: a container has 64 MB of that.
 
 Each process has a connection of its own to the daemon, which is its leash, too: when it ends, the process does.
 """
@@ -91,9 +91,10 @@ Do = Literal["begin", "load", "load_moments", "warm_up", "step", "weights", "mom
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """What a process must know before it can do anything. `manifest` is JSON, `device` the kind of device, `patience`
-    the seconds that they wait for each other. They meet in `rendezvous`, a folder that is theirs alone; or, on several
-    machines, at PyTorch's `store`, HOST:PORT, and `first` is the rank of the first process on this machine."""
+    """The settings that a process needs before anything else. `manifest` is JSON, `device` the kind of device,
+    `patience` the seconds that they wait for each other. They meet in `rendezvous`, a folder that is theirs alone; or,
+    on several machines, at PyTorch's `store`, HOST:PORT, and `first` is the rank of the first process on this
+    machine."""
 
     manifest: str
     ranks: int

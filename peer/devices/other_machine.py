@@ -45,7 +45,7 @@ GONE_SECONDS = 600.0
 """A first machine that has been gone for so long does not come back by itself."""
 
 CALL_SECONDS = 1.0
-"""Between two calls."""
+"""The seconds between two calls."""
 
 MOST_PATIENCE = 3600.0
 
@@ -54,7 +54,8 @@ MOST_HELD_OUT_BYTES = 2**30
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What this machine gives: cores for all its processes, their niceness, and bytes of memory, if it has a limit."""
+    """The limits of this machine: cores for all its processes, their niceness, and bytes of memory, if it has a
+    limit."""
 
     device: torch.device
     threads: int

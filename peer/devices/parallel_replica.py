@@ -84,7 +84,7 @@ class ShardedReplica:
         return Crew(beginning(self.manifest, device, self.split, store), own, others, self.machines.interface)
 
     def missing(self) -> str:
-        """Which other machines are missing, and since when, in words; empty: none is."""
+        """Say which other machines are missing, and since when; empty: none is."""
         if self.machines is None or self.crew is not None:
             return ""
         return self.machines.missing()

@@ -1,4 +1,5 @@
-"""What a replica trains, by the keys under which all of its processes, and its checkpoints, know it."""
+"""The parameters that a replica trains, by the keys under which all of its processes, and its checkpoints, know
+them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -26,17 +26,17 @@ COLLECTIVE_SECONDS = 120.0
 """A worker that ends is noticed at once. One that hangs is after so long, in which the others have waited for it."""
 
 SETTLE_SECONDS = 1.0
-"""Who loses a neighbour fails, too; so long it may take until the one that ended by itself is known."""
+"""The seconds until the process that ended first is known: one that loses a neighbour fails, too."""
 
 MACHINE_SECONDS = 3.0
-"""And so long until another machine has said which of its processes ended."""
+"""The seconds until another machine has said which of its processes ended."""
 
 MEANWHILE_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """How a replica is spread: processes of each machine, cores that these have together here, their niceness, how each
+    """The layout of a replica: processes of each machine, cores that these have together here, their niceness, how each
     computes, and the number of machines."""
 
     processes: int = 1
@@ -75,14 +75,14 @@ class Machine(Protocol):
         """The daemon's end of a connection that takes orders, and gives the answers of all its processes."""
 
     def lost(self, patience: float = 0) -> str:
-        """Why its processes have been lost, if that is known within so many seconds; empty: they have not."""
+        """Return why its processes have been lost, if that is known within so many seconds; empty: they have not."""
 
     def stop(self) -> None:
         """End its processes."""
 
 
 def beginning(manifest: Manifest, device: str, split: Split, store: str = "") -> Begin:
-    """What the processes of a replica are to know. `store`: where those of several machines meet."""
+    """The settings for the processes of a replica. `store`: the meeting point of those of several machines."""
     return Begin(
         manifest=manifest.model_dump_json(),
         ranks=split.ranks,
@@ -99,8 +99,8 @@ def beginning(manifest: Manifest, device: str, split: Split, store: str = "") ->
 
 
 class Crew:
-    """So many processes of this machine, and those of other machines, if any. One thread calls all of this; only `stop`
-    may be called by another at the same time.
+    """The worker processes of this machine, and those of other machines, if any. One thread calls all of this; only
+    `stop` may be called by another at the same time.
 
     Those of this machine talk to others through the network `interface`. `meanwhile` is called about every second
     while the crew waits for answers, and may raise what then ends the wait.
@@ -144,7 +144,7 @@ class Crew:
         return answers
 
     def ended(self) -> LostMemberError | None:
-        """What to say if a process has ended while nobody waited for it; then so have the others."""
+        """Return the error for a process that has ended while nobody waited for it; then the others have ended, too."""
         here = all(worker.process.poll() is None for worker in self.workers)
         if here and not any(machine.lost() for machine in self.machines):
             return None

@@ -1,1 +1,1 @@
-"""What a machine and its links would be to a run, found out without joining: checks, and a verdict for each stage."""
+"""The diagnosis of a machine and its links for a run, made without joining: checks, and a verdict for each stage."""

@@ -1,4 +1,4 @@
-"""What a check found, in words."""
+"""The result of a check, in words."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""What this machine is, apart from any network: versions, device, cores, memory, disk, files, clock."""
+"""The machine itself, apart from any network: versions, device, cores, memory, disk, files, clock."""
 
 import os
 import platform
@@ -20,10 +20,10 @@ FILES_NEEDED = 1024
 """Open at once: connections of a large run, and the contributions that are written and served."""
 
 BUSY_SHARE = 0.25
-"""Of the cores: with more of them in use by others, what is measured now is no measure of the machine."""
+"""The share of the cores in use by others from which no measurement of the machine counts."""
 
 NVIDIA = Path("/proc/driver/nvidia/version")
-"""There where a driver of Nvidia's is."""
+"""The file that a driver of Nvidia's provides."""
 
 SLOW_START = Path("/proc/sys/net/ipv4/tcp_slow_start_after_idle")
 
@@ -54,7 +54,7 @@ def before_joining(device: DeviceName, now: float, nvidia: Path = NVIDIA) -> lis
 
 
 def versions() -> Finding:
-    """Of what matters to whether two peers understand each other, and of what computes."""
+    """The versions that decide whether two peers understand each other, and of what computes."""
     protocol = PREFIX.removeprefix("hetpeer").rstrip("-")
     parts = (
         f"hetpeer {version()}, protocol {protocol}",
@@ -86,7 +86,7 @@ def busy(load: float, available: int, threads: int) -> Finding:
 
 
 def memory(device: torch.device) -> Finding:
-    """Where the device computes; which stages fit is told with the stages."""
+    """The memory where the device computes; which stages fit is said with the stages."""
     free = free_bytes(device)
     total = torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else psutil.virtual_memory().total
     value = f"{size(free)} free of {size(total)}"
@@ -94,7 +94,8 @@ def memory(device: torch.device) -> Finding:
 
 
 def disk(folder: Path, needed: int) -> Finding:
-    """Where this peer would keep its things; `needed`: bytes for the run's cheapest stage, 0 where there is no run."""
+    """The disk where this peer would keep its files; `needed`: bytes for the run's cheapest stage, 0 where there is no
+    run."""
     free = free_on_disk(folder)
     value = f"{size(free)} free in {folder}"
     missing = needed - bytes_in(folder)

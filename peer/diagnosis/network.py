@@ -1,4 +1,4 @@
-"""What was measured of the network, in words: the ways to the run's nodes and to some peers, the clock, and whether
+"""The measurements of the network, in words: the ways to the run's nodes and to some peers, the clock, and whether
 others can dial this machine. Pure."""
 
 from collections.abc import Sequence
@@ -91,7 +91,7 @@ def peers(shaken: Sequence[Handshake | NoWay], known: int) -> Finding:
 
 
 def hidden(reason: str) -> Finding:
-    """Nobody can tell who is in the run, though a node answers."""
+    """The finding where nobody can say who is in the run, though a node answers."""
     advice = "Let this machine call the port after the node's, which is libp2p's (firewall, VPN, proxy)"
     return Finding("peers", f"cannot tell who is in the run: {reason}", "warning", advice)
 

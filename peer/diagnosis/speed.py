@@ -1,4 +1,4 @@
-"""How fast this machine computes a stage of a run: the stage's own trainer on the run's shapes, with random weights.
+"""The speed of this machine at a stage of a run: the stage's own trainer on the run's shapes, with random weights.
 
 What would take too long is measured on a part, and scaled by its operations: fewer sequences, then fewer layers, then
 shorter ones.
@@ -24,7 +24,7 @@ from protocol.layout import elements, part_layout, parts_followed
 from protocol.manifest import Manifest, check_manifest
 
 SECONDS = 8.0
-"""For each kind of stage; with what is made before and after, ten."""
+"""The seconds of a measurement for each kind of stage; with setup and teardown, ten."""
 
 FEWEST, MOST = 3, 40
 """Microbatches that are timed, after one that is not."""
@@ -33,7 +33,7 @@ SHORTEST_CONTEXT = 64
 
 TRIED_SIDE = 512
 TRIED_SHARE = 0.4
-"""Of what a matrix product does, a stage's passes do about so much: to guess how long they will take."""
+"""The speed of a stage's passes as a share of a matrix product's, by which their duration is guessed."""
 
 ME = PeerId("QmMe")
 
@@ -110,7 +110,7 @@ def _tried_operations(device: torch.device) -> float:
 
 
 def _time(manifest: Manifest, way: Duty, device: torch.device, seconds: float) -> tuple[float, float]:
-    """Of a microbatch's passes, and of an update, in seconds: means, since a step is a sum."""
+    """Return the mean seconds of a microbatch's passes, and of an update; means, since a step is a sum."""
     trainer = _trainer(manifest, way, device)
     passes = a_microbatch(trainer)
 

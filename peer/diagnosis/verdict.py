@@ -1,4 +1,4 @@
-"""What each stage of a run would be like on this machine and its link, in words. Pure: what was measured goes in.
+"""The verdict on each stage of a run on this machine and its link, in words. Pure: the measurements are arguments.
 
 The plan's model (`peer.planning.model`) with measured seconds in the place of operations. The other stages of the group
 are taken to be like this one, as its neighbours would otherwise wait for it, or it for them.
@@ -22,13 +22,13 @@ from protocol.manifest import Manifest
 from protocol.wording import lasting, size
 
 SLOWER = 1.1
-"""So much longer than the swarm a round may take before it is worth a warning."""
+"""The ratio to the swarm's duration of a round from which a round counts as slow."""
 
 WELL_USED = 0.9
-"""Of the device, where nobody knows what the swarm takes."""
+"""The use of the device that counts as good, where nobody knows the swarm's duration."""
 
 WHOLE = 0.99
-"""Of a microbatch: with less measured, it is told how much."""
+"""The share of a microbatch below which the verdict says how much was measured."""
 
 SHOWN = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 
@@ -44,7 +44,7 @@ REMEDIES = {
 EXCHANGE = "Ask the operator for `overlap = true` in [outer]: the exchange would have the next round's time"
 
 NO_LINK = Volunteer(1.0, float("inf"), float("inf"))
-"""Where no link was measured: frames take no time."""
+"""A link that takes no time, where none was measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Room:
 
 
 def works(manifest: Manifest, speeds: Sequence[Speed], compression: int | None = None) -> list[StageWork]:
-    """What each stage takes here, in seconds; with another `compression` than the run's, if given."""
+    """Return the seconds that each stage takes here; with another `compression` than the run's, if given."""
     return [
         replace(work_of(manifest, compression, stage), operations=each.passes, update=each.update, closing=each.closing)
         for stage, each in enumerate(speeds)

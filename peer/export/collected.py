@@ -47,7 +47,7 @@ TRIES = 30
 """Attempts at catching up, a second or more apart: peers come and go."""
 
 TRIES_ALONE = 5
-"""So many where nobody is there at all."""
+"""The number of attempts where nobody is there at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,15 +161,15 @@ def _part_in(
 
 @dataclass(frozen=True, slots=True)
 class Shelved:
-    """What a folder has of the contributions to a part. `ledger` is as when its peer starts again; `closed` are the
-    rounds before, as far as they are kept: round → author → SHA-256 of what counts."""
+    """The contributions to a part that a folder has. `ledger` is as when its peer starts again; `closed` are the rounds
+    before, as far as they are kept: round → author → SHA-256 of what counts."""
 
     contribution_store: ContributionStore
     ledger: Ledger
     closed: dict[int, dict[PeerId, str]]
 
     def chosen(self, round: int) -> dict[PeerId, str]:
-        """What counts in a round. Raises ResourceError unless all of it is here."""
+        """Return the contributions that count in a round. Raises ResourceError unless all of them are here."""
         if round > self.ledger.folded:
             return self.ledger.chosen(round)
         chosen, history = self.closed.get(round, {}), self.ledger.history

@@ -92,8 +92,8 @@ class HetpeerLlamaForCausalLM(LlamaForCausalLM):
         logits_to_keep: int | Tensor = 0,
         **others: Any,
     ) -> Any:
-        """As a LLaMA's. `text_ids`: the whole text whose last tokens the inputs are, `NO_TOKEN` where there is none;
-        `generate` gives it, and who gives a cache must."""
+        """Compute logits as a LLaMA does. `text_ids`: the whole text whose last tokens the inputs are, `NO_TOKEN` where
+        there is none; `generate` gives it, and callers that give a cache must."""
         if input_ids is None:
             raise ValueError("n-gram tables look token ids up: give input_ids, not inputs_embeds")
         if text_ids is None:
@@ -106,7 +106,8 @@ class HetpeerLlamaForCausalLM(LlamaForCausalLM):
         return super().forward(input_ids=input_ids, **own, **others)
 
     def prepare_inputs_for_generation(self, input_ids: Tensor, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """As a LLaMA's, and the text so far. (Of arguments called otherwise `generate` would think them unknown.)"""
+        """Return the inputs as a LLaMA does, and the text so far. (`generate` would refuse arguments by other
+        names.)"""
         prepared: dict[str, Any] = super().prepare_inputs_for_generation(input_ids, *args, **kwargs)
         return prepared | {"text_ids": unpadded(input_ids, kwargs.get("attention_mask"))}
 

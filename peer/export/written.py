@@ -29,7 +29,7 @@ CARD = "README.md"
 MODELING_FILE = f"{MODELING}.py"
 
 OURS = {CONFIG, WEIGHTS, TOKENIZER, TOKENIZER_CONFIG, CARD, MODELING_FILE, "hetpeer"}
-"""What an export consists of: `--force` replaces a folder only if nothing else is in it."""
+"""The files of an export: `--force` replaces a folder only if nothing else is in it."""
 
 
 CONTRIBUTORS_NAMED = 50
@@ -89,7 +89,7 @@ class HeldOutLosses:
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """What was written."""
+    """The result of an export."""
 
     folder: Path
     parameters: int
@@ -146,7 +146,7 @@ def write_export(collected: Collected, folder: Path, losses: HeldOutLosses | Non
 
 
 def tokenizer_config(end_of_text: str | None, context: int) -> dict[str, object]:
-    """What transformers' `AutoTokenizer` needs beside `tokenizer.json`."""
+    """Return the settings that transformers' `AutoTokenizer` needs beside `tokenizer.json`."""
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": end_of_text,
@@ -253,7 +253,8 @@ def card(collected: Collected, losses: HeldOutLosses | None) -> str:
 
 
 def contributors(collected: Collected) -> dict[PeerId, int]:
-    """Who contributed to the most rounds first: author → rounds, of whichever part it contributed to most."""
+    """Return the authors with the number of rounds of each, of whichever part it contributed to most; most rounds
+    first."""
     rounds: dict[PeerId, int] = {}
     for history in collected.counted.values():
         for author in history.ranges:

@@ -32,7 +32,7 @@ def anchor_of(te_Vd: Tensor, basis_dk: Tensor) -> Tensor:
 
 
 class Embedding(nn.Module, ABC):
-    """What the trainer needs of a token embedding: one parameter, and how far it has moved."""
+    """The interface of a token embedding for the trainer: one parameter, and how far it has moved."""
 
     @abstractmethod
     def forward(self, tokens_BL: Tensor) -> Tensor:

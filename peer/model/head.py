@@ -31,7 +31,7 @@ class Head(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(vocabulary, width))
         self.slice: SliceLoss = sliced_loss
-        """What computes the loss of a slice of tokens, and its slope."""
+        """The function that computes the loss of a slice of tokens, and its slope."""
 
     def compile_slices(self) -> None:
         """Let torch compile what is computed of a slice, at its first use."""

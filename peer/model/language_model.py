@@ -19,8 +19,8 @@ from protocol.model_sizes import Model, NgramTables
 
 @dataclass(slots=True)
 class Past:
-    """What a model keeps of a text, for the tokens that follow: of each layer keys and values, and of the text itself
-    the ids of the last tokens [B, L], as far as n-gram tables look back."""
+    """The state of a text for the tokens that follow: keys and values of each layer, and the ids of the last tokens [B,
+    L], as far as n-gram tables look back."""
 
     layers: list[KeyValues]
     tokens_BL: Tensor | None = None
@@ -78,7 +78,7 @@ class LanguageModel(nn.Module):
         return logits_BLV
 
     def begin(self) -> Past:
-        """What `forward` keeps of one text: nothing yet."""
+        """Return the state of a text that begins: nothing yet."""
         return Past([KeyValues() for _ in self.model.layers])
 
 

@@ -17,7 +17,7 @@ class Linear(nn.Linear):
         super().__init__(inputs, outputs, bias=False)
 
     later: "WeightGradients | None" = None
-    """Where the gradients of W are to be computed, if not in the backward pass."""
+    """The collection that takes the gradients of W, if they are not computed in the backward pass."""
 
     def reset_parameters(self) -> None:
         pass
@@ -43,7 +43,7 @@ class WeightGradients:
     scale: GradientScale = field(default_factory=GradientScale)
 
     def take(self) -> "WeightGradients":
-        """What has come together until now, which is then left to the caller."""
+        """Return the gradients collected until now, and begin anew."""
         taken, self.products = WeightGradients(self.products, self.scale), []
         return taken
 

@@ -42,7 +42,7 @@ def rotate(x_BNLH: Tensor, cos_LH: Tensor, sin_LH: Tensor) -> Tensor:
 
 @dataclass(slots=True)
 class KeyValues:
-    """What one layer keeps of the tokens of a text, for those that follow: keys and values [B, M, L, H]."""
+    """The keys and values of one layer for the tokens of a text, for those that follow [B, M, L, H]."""
 
     kept: tuple[Tensor, Tensor] | None = None
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from protocol.model_sizes import NgramTables
 
 MULTIPLIER = 1_000_003
-"""Of the hash of several tokens: a prime. Three tokens of a vocabulary of 2¹⁸ stay below 2⁵⁹."""
+"""The multiplier of the hash of several tokens: a prime. Three tokens of a vocabulary of 2¹⁸ stay below 2⁵⁹."""
 
 
 def rows_of(tokens_BL: Tensor, n: int, rows: int) -> Tensor:
@@ -38,8 +38,8 @@ class Ngrams(nn.Module):
             self.register_parameter(str(n), nn.Parameter(torch.empty(ngrams.rows(n, vocabulary), ngrams.width)))
 
     def forward(self, tokens_BL: Tensor, width: int) -> Tensor:
-        """What the last tokens add to a residual stream of so many numbers, [B, L, D]: the sum of their rows in its
-        first r coordinates, and nothing in the others."""
+        """Return what the last tokens add to a residual stream of `width` numbers, [B, L, D]: the sum of their rows in
+        its first r coordinates, and zeros in the others."""
         found = [self.look_up(table_nr, tokens_BL, int(n)) for n, table_nr in self.named_parameters(recurse=False)]
         total_BLr = sum(found[1:], found[0])
         return F.pad(total_BLr, (0, width - total_BLr.shape[-1]))

@@ -23,10 +23,10 @@ class NumberFormat(Protocol):
     """One way to write a tensor of floats."""
 
     def pack(self, z_BLk: Tensor) -> Tensor:
-        """What goes over the wire, contiguous."""
+        """Pack numbers for the wire, contiguously."""
 
     def unpack(self, payload: Tensor) -> Tensor:
-        """What the receiver has of it, fp32 [B, L, k]."""
+        """Unpack the receiver's numbers, fp32 [B, L, k]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Integers:
 
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
-"""What torch calls the float formats that cross a boundary (`protocol/tensor_formats.py`)."""
+"""The torch types of the float formats that cross a boundary (`protocol/tensor_formats.py`)."""
 
 
 def number_format(wire: str, width: int) -> NumberFormat:

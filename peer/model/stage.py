@@ -22,8 +22,8 @@ from protocol.model_sizes import Model, NgramTables
 
 
 class Decoder(nn.Module):
-    """What is called `model.` in Hugging Face's names: numbered layers, n-gram tables by the number of the layer before
-    which they lie, and, on the last stage, the norm."""
+    """The `model.` of Hugging Face's names: numbered layers, n-gram tables by the number of the layer before which they
+    lie, and, on the last stage, the norm."""
 
     def __init__(self, model: Model, layers: range, last: bool, ngrams: NgramTables) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class Stage(nn.Module):
         return x_BLD
 
     def scale_gradients(self) -> GradientScale:
-        """From now on, have the gradients within the layers in fp16's range."""
+        """Keep the gradients within the layers in fp16's range from now on."""
         self.scale = GradientScale()
         self.scale.watch(self.model.layers)
         return self.scale

@@ -22,7 +22,7 @@ from peer.model.number_format import NumberFormat
 
 
 class Boundary(Protocol):
-    """What goes over the wire between two stages. Payloads are contiguous; what is decoded is fp32.
+    """The encoding between two stages. Payloads are contiguous; decoded numbers are fp32.
 
     Token ids and the shape of a payload are checked where frames are parsed, not here.
     """

@@ -34,7 +34,7 @@ class Discovery:
     """libp2p addresses of the operator's nodes."""
     records: dict[PeerId, PeerRecord] = field(default_factory=dict)
     seen: dict[PeerId, float] = field(default_factory=dict)
-    """When each peer last gave a sign of life, by `monotonic`."""
+    """The last sign of life of each peer, by `monotonic`."""
     lost: dict[PeerId, int] = field(default_factory=dict)
     """The peers that did not answer, and the sequence number of the last record that each had told until then."""
     trips: dict[PeerId, float] = field(default_factory=dict)

@@ -69,7 +69,7 @@ class Reconciler:
     claims: dict[Part, list[Claim]] = field(default_factory=dict)
     """The claims of this peer about its own closed rounds."""
     said: tuple[tuple[bytes, PeerRecord, Claims], bytes] | None = None
-    """What this peer's last statement says, with its card, and its bytes."""
+    """This peer's last statement, with its card, and its bytes."""
     tasks: Children = field(default_factory=Children)
     learning: set[asyncio.Task[None]] = field(default_factory=set)
     """The tasks that ask for, or fetch, what others hold."""

@@ -48,7 +48,7 @@ class InvalidContributionError(FormatError):
 
 
 async def nothing_is_valid(blob: bytes, entry: Entry) -> None:
-    """Before the outer state is loaded."""
+    """Refuse every blob: the outer state is not loaded yet."""
     raise FormatError("this peer is not ready yet")
 
 
@@ -68,7 +68,7 @@ class Intake:
     unkept: Callable[[ResourceError], None] = lambda error: None
     """Is told that what counts could not be kept: this peer cannot stay with the others."""
     trials: dict[tuple[PeerId, Part], tuple[int, bytes]] | None = None
-    """Where this peer audits: the last round and contribution of each peer on trial."""
+    """The last round and contribution of each peer on trial, where this peer audits."""
     revocations: dict[Revocation, bytes] = field(default_factory=dict)
     vouched: dict[Part, dict[bytes, set[PeerId]]] = field(default_factory=dict)
     """While catching up: who says that an entry was accepted in time."""

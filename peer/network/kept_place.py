@@ -1,5 +1,5 @@
-"""What a peer does to keep its place in a run: it renews its certificate, stands its trial, and gives up a slot that
-another has as well.
+"""The duties of a peer that keep its place in a run: it renews its certificate, stands its trial, and gives up a slot
+that another has as well.
 
 A certificate is renewed long before it ends: channels that are open stay, and new ones show the new certificate.
 """
@@ -26,7 +26,7 @@ LEAST_PAUSE_SECONDS = 1.0
 MOST_PAUSE_SECONDS = 600.0
 
 SLOT_PAUSE_SECONDS = 30.0
-"""So long after it has asked for another slot a peer asks no second time."""
+"""The seconds between two requests of a peer for another slot."""
 
 Renew = Callable[[], Awaitable[bytes]]
 """A function that asks for a new certificate; raises HetpeerError if there is none now."""

@@ -42,7 +42,7 @@ HANDSHAKE_SECONDS = 10.0
 """A caller has so long for TLS and for its first message."""
 
 MOST_STRANGERS = 16
-"""So many callers may be on their way through TLS at one time; what comes beyond is closed at once."""
+"""The largest number of callers in TLS handshakes at one time; others are closed at once."""
 
 MOST_FIRST_BYTES = 2**12
 """The longest first message of a caller."""

@@ -196,7 +196,7 @@ class Earned:
     rounds: dict[int, dict[Receipt, None]] = field(default_factory=dict)
     """The receipts by round, each a set in order."""
     tries: Counter[tuple[PeerId, int, int]] = field(default_factory=Counter)
-    """By neighbour, round, and microbatches that were asked for."""
+    """The number of requests by neighbour, round, and microbatches."""
     recalled: Counter[PeerRound] = field(default_factory=Counter)
     """The microbatches that were signed for before this process began."""
     due: asyncio.Event = field(default_factory=asyncio.Event)

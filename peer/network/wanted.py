@@ -56,7 +56,7 @@ LOOKED_AT_MOST = 256
 """Blobs that are looked at where none of those can come now."""
 
 FORGIVENESS = 0.25
-"""Of one fault, by what is done well: who alternates is passed over the longer each time."""
+"""The share of one fault that a success forgives: a source that alternates is avoided the longer each time."""
 
 Key = TypeVar("Key", bound=Hashable)
 Source = TypeVar("Source", bound=Hashable)
@@ -121,7 +121,7 @@ class Wanted(Generic[Key, Source]):
     waiting: list[Key] = field(default_factory=list)
     """The wanted ones of which another fetch may begin."""
     trying: dict[Key, list[Source]] = field(default_factory=dict)
-    """From whom the wanted ones are being fetched."""
+    """The sources from which the wanted blobs are being fetched."""
     doubted: set[Key] = field(default_factory=set)
     """The wanted ones that are tried from strangers who have given nothing of them yet."""
     under_way: int = 0
@@ -129,7 +129,7 @@ class Wanted(Generic[Key, Source]):
     late: Counter[Source] = field(default_factory=Counter)
     """Fetches that go on without a place."""
     speeds: OrderedDict[Source, float] = field(default_factory=OrderedDict)
-    """Of the proven, bytes a second of the last blob that came from each."""
+    """The rate of the last blob from each proven source, in bytes a second."""
     usual_speed: float = 0.0
     places: Places[Source] = field(default_factory=lambda: Places(KEYS_ASKED_OF_ONE, KEYS_ASKED, KEYS_OF_FEW))
     """The places for keys that are asked for."""

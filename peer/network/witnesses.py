@@ -32,8 +32,8 @@ class Witnesses:
     target: int = 0
     """While this peer catches up with a round: that one."""
     disbelieved: dict[PeerId, float] = field(default_factory=dict)
-    """Who has signed for rounds that were not to be found anywhere: until when that shows nothing, by
-    `monotonic`."""
+    """The peers that signed for rounds that were not to be found anywhere, and the time by `monotonic` until which
+    their signatures show nothing."""
 
     def others_at(self) -> int:
         """The round that the others have finished, as far as what is accepted here bears them out."""
@@ -79,8 +79,8 @@ class Witnesses:
         self.intake.attests = self.shown_at() <= self.discovery.record.round + SKEW
 
     def disbelieve(self, round: int) -> bool:
-        """That round was not to be found, though it was signed for: for a while, those who did are believed by what is
-        accepted here alone. Whether there was anybody."""
+        """Ignore for a while those that signed for a round that was not to be found: only what is accepted here counts
+        for them. Returns whether there were any."""
         now = monotonic()
         others = {peer.peer_id for peer in self.discovery.others()} | self.intake.shown.keys()
         vain = [author for author in others if self._accepted(author) < round - 1 <= self._shown(author)]

@@ -1,4 +1,4 @@
-"""How large an honest contribution can be: what learning rate, optimizer and error feedback allow, and no more."""
+"""The largest honest contribution: what learning rate, optimizer and error feedback allow, and no more."""
 
 import math
 from collections.abc import Mapping
@@ -26,14 +26,14 @@ MOMENTUM_SLACK = 1.001
 """Muon's momentum is a mean of gradients that were clipped: no longer than `inner.clip`, but for rounding."""
 
 TINY = 1e-20
-"""Where v̂ underflows to nothing, m̂ may be as small as this: ε = 10⁻⁸ makes a step of it that is no step."""
+"""The v̂ that underflows to nothing: m̂ may be as small as this, and ε = 10⁻⁸ makes a step of it that is no step."""
 
 LARGEST_WEIGHT = 32.0
 """The grid's range: weight decay moves a weight by at most its share of this."""
 
 
 def largest_step(manifest: Manifest, tensor: str, shape: Shape) -> float:
-    """How far one inner step at rate 1 moves an entry of a tensor at most, without weight decay: 2 by AdamW; by Muon,
+    """The largest movement of a tensor's entry in one inner step at rate 1, without weight decay: 2 by AdamW; by Muon,
     1.3 · 0.2 √n of a matrix whose longer side is n. A compressed group's token embedding moves by Z Uᵀ, whose entries
     are at most √k of Z's."""
     if manifest.inner.optimizer == "muon" and is_layer_matrix(tensor, shape):
@@ -42,7 +42,7 @@ def largest_step(manifest: Manifest, tensor: str, shape: Shape) -> float:
 
 
 def _spread(manifest: Manifest, tensor: str) -> float:
-    """How much larger an entry of Z Uᵀ may be than one of Z; 1 for what is no token embedding."""
+    """The ratio of the largest entry of Z Uᵀ to that of Z; 1 for what is no token embedding."""
     factored = tensor == EMBEDDING_TENSOR and manifest.replicas.factored
     return math.sqrt(manifest.k) if factored else 1.0
 

@@ -1,4 +1,4 @@
-"""What of a round's set is out of proportion is cut down before F sums it (`outer.clip = "median"`). Integers only.
+"""The clipping of disproportionate values of a round's set before F sums it (`outer.clip = "median"`). Integers only.
 
 In every chunk, over all contributions c of the set, of which v_c are the values that c sent there:
 

@@ -40,7 +40,7 @@ class HandoverState:
 
 
 def pack_state(legacy: HandoverState) -> bytes:
-    """As it travels."""
+    """Serialize the state for the wire."""
     tensors = {f"{OPTIMIZER}{key}": tensor for key, tensor in legacy.optimizer.items()}
     for part, grid in legacy.error_feedback.items():
         tensors |= {f"{ERROR_FEEDBACK}{part}.{name}": tensor for name, tensor in grid.items()}

@@ -15,10 +15,10 @@ from protocol.manifest_tables import Inner
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 STATE = ("step", *MOMENTS)
-"""What AdamW keeps of each parameter, by torch's names."""
+"""The state of AdamW for each parameter, by torch's names."""
 
 OptimizerState = dict[str, list[Tensor]]
-"""Of an optimizer: by name, a tensor for each parameter."""
+"""The state of an optimizer: by name, a tensor for each parameter."""
 
 
 @dataclass(slots=True)
@@ -89,7 +89,7 @@ class AdamW:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """What `tensors` gives after a step: name → shape."""
+        """The names and shapes of `tensors` after a step."""
         return {
             f"{i}.{name}": () if name == "step" else tuple(parameter.shape)
             for i, parameter in enumerate(self.parameters)
@@ -98,7 +98,7 @@ class AdamW:
 
     @property
     def steps(self) -> int:
-        """How many steps are in its moments."""
+        """The number of steps in its moments."""
         return max((int(each.item()) for each in self.state.get("step", ())), default=0)
 
 
@@ -108,8 +108,9 @@ def resized(tensor: Tensor, columns: int) -> Tensor:
 
 
 def place_in_run(manifest: Manifest, round: int, step: int, steps: int) -> float:
-    """Where inner step `step` (from 0) of `steps` in a round (from 1) is in the run, for the learning rate: counted in
-    steps of replicas that take H in a round. So all replicas end a round at the same rate, however many they take."""
+    """The position of inner step `step` (from 0) of `steps` in a round (from 1) in the run, for the learning rate:
+    counted in steps of replicas that take H in a round. So all replicas end a round at the same rate, however many
+    steps they take."""
     return (round - 1) * manifest.inner.steps + step * (manifest.inner.steps / steps)
 
 
@@ -133,7 +134,7 @@ def squared_norm(parameters: Iterable[nn.Parameter]) -> float:
 
 
 def clip_factor(squared_norms: Iterable[float], clip: float) -> float:
-    """What every gradient of the replica is multiplied by: min(1, clip / ‖g‖), ‖g‖ over all stages.
+    """The factor of every gradient of the replica: min(1, clip / ‖g‖), ‖g‖ over all stages.
 
     The stages' squares are summed exactly, so that every place computes the same float.
 
@@ -147,9 +148,9 @@ def clip_factor(squared_norms: Iterable[float], clip: float) -> float:
 
 
 def stage_clip_factor(stage: int, squared_norm: float, before: Sequence[float], stages: int, clip: float) -> float:
-    """What the gradients of one stage of `stages` are multiplied by where those of the others are not known yet: by the
-    replica's norm with the squares that the others had in the step `before`, one for each stage. Where there was none,
-    each stage's share of the squared norm that is allowed is as large as the others'.
+    """The factor of the gradients of one stage of `stages` where the others' are not known yet: by the replica's norm
+    with the squares that the others had in the step `before`, one for each stage. Where there was none, each stage's
+    share of the allowed squared norm is as large as the others'.
 
     Raises:
         DivergedError: the norm is not a number.

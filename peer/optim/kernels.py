@@ -19,7 +19,7 @@ HALF = np.int64(2**15)
 INT32_MAX = 2**31 - 1
 
 LARGEST_FACTOR = 2**32
-"""What the sum of all weights times η in units of 2⁻¹⁶ may be: times a value it is below 2⁶³."""
+"""The largest sum of all weights times η in units of 2⁻¹⁶: times a value it is below 2⁶³."""
 
 
 @compiled
@@ -107,7 +107,7 @@ def _kth_largest(magnitudes: NDArray[np.uint32], k: int) -> tuple[np.uint32, int
 
 
 def positions(offsets: Offsets, grid: ChunkGrid) -> Positions:
-    """What `grid.positions` gives."""
+    """Return the result of `grid.positions`."""
     width = grid.shape[-1] if len(grid.shape) == 2 else grid.columns
     places = np.empty(len(offsets), np.int64)
     _positions(np.asarray(offsets, np.int16), grid.k, grid.rows, grid.columns, width, places)

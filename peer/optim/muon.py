@@ -14,8 +14,8 @@ from protocol.manifest_tables import Inner
 MOMENTUM = 0.95
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Of the quintic p(s) = a s + b s³ + c s⁵, as Jordan et al. publish them. It takes a singular value from 0.002 to 1
-into 0.68 to 1.21 in five steps, and does not converge to 1."""
+"""The coefficients of the quintic p(s) = a s + b s³ + c s⁵, as Jordan et al. publish them. It takes a singular value
+from 0.002 to 1 into 0.68 to 1.21 in five steps, and does not converge to 1."""
 
 ITERATIONS = 5
 
@@ -44,12 +44,12 @@ def orthogonal(matrix: Tensor) -> Tensor:
 
 
 def step_scale(shape: Shape) -> float:
-    """What an orthogonal matrix [rows, columns] is multiplied by, so that its entries are as large as AdamW's steps."""
+    """The factor of an orthogonal matrix [rows, columns] by which its entries are as large as AdamW's steps."""
     return LIKE_ADAMW * math.sqrt(max(shape))
 
 
 def state_shapes(inner: Inner, tensor: str, shape: Shape) -> dict[str, Shape]:
-    """What the manifest's optimizer keeps of a tensor of the model, name → shape. Muon has no second moment."""
+    """The state of the manifest's optimizer for a tensor of the model, name → shape. Muon has no second moment."""
     muon = inner.optimizer == "muon" and is_layer_matrix(tensor, shape)
     return {"step": (), "exp_avg": shape, "exp_avg_sq": NOTHING if muon else shape}
 
@@ -91,7 +91,7 @@ class Muon(AdamW):
             gradient.zero_()
 
     def step_of(self, number: int, gradient: Tensor) -> Tensor:
-        """How far parameter `number` moves at rate 1, by a gradient with momentum."""
+        """Return how far parameter `number` moves at rate 1, by a gradient with momentum."""
         scale = step_scale(tuple(gradient.shape))
         basis_dk = self.within.get(number)
         if basis_dk is None:
@@ -100,7 +100,7 @@ class Muon(AdamW):
 
     @property
     def shapes(self) -> dict[str, Shape]:
-        """What `tensors` gives after a step: name → shape."""
+        """The names and shapes of `tensors` after a step."""
         return super(Muon, self).shapes | {f"{i}.exp_avg_sq": NOTHING for i in self.hidden}
 
 

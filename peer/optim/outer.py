@@ -42,7 +42,8 @@ Change = tuple[kernels.Positions, kernels.Terms]
 
 @dataclass(slots=True)
 class OuterState:
-    """What a peer keeps of one part across rounds: 8 bytes a value where it contributes, 4 where it only follows.
+    """The state of one part that a peer keeps across rounds: 8 bytes a value where it contributes, 4 where it only
+    follows.
 
     `grid` is θ now: F(S) of each closed and of each open round is taken off, and changes with S while the round is
     open. A tensor of it is never written to: where θ changes, another tensor takes its place. So whoever has taken the
@@ -195,8 +196,8 @@ def eta(outer: Outer, round_: int) -> int:
 
 
 def weights(contributions: Sequence[Contribution], outer: Outer, eta: int) -> list[int]:
-    """How often each contribution counts in F(S), whose η this is in units of 2⁻¹⁶: once, or as often as its author has
-    taken inner steps, but once at least (error feedback alone may be in it).
+    """The weight of each contribution in F(S), whose η this is in units of 2⁻¹⁶: 1, or the number of inner steps of its
+    author, but at least 1 (error feedback alone may be in it).
 
     Sums have to stay exact in 64 bits. Where the numbers of steps are too large for that, all are halved, rounded down,
     as often as it takes.

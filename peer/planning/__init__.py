@@ -1,1 +1,1 @@
-"""How long a round takes on given links and devices, and what it waits for: computed, not measured."""
+"""The duration of a round on given links and devices, and its bottleneck: computed, not measured."""

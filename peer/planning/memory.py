@@ -1,4 +1,4 @@
-"""What a peer takes of memory, by what it does: on the device that computes, and on the host. Pure, and without torch.
+"""The memory of a peer, by its duty: on the device that computes, and on the host. Pure, and without torch.
 
 What the mathematics keeps is counted:
 
@@ -38,7 +38,7 @@ PROCESS_BYTES = 430 * 10**6 + NETWORK_BYTES
 """Python, torch, hivemind, gRPC, numba and SQLite."""
 
 TRAINING_BYTES = 90 * 10**6
-"""What torch loads and keeps of its own in a process that trains."""
+"""The memory that torch loads and keeps of its own in a process that trains, in bytes."""
 
 TRAINED_BYTES = 16
 """A value that is trained, on the device: weight, gradient, and two moments, in fp32."""
@@ -65,16 +65,16 @@ AUTHORED_PASSING_BYTES, FOLLOWED_PASSING_BYTES = 12, 8
 """A value of the largest tensor, on the host: the copies in which it changes, and Δ of what is authored."""
 
 SLACK = 1.02
-"""Of what is held, for what the allocator cannot use."""
+"""The factor for the memory that the allocator cannot use."""
 
 MemoryName = Literal["auto", "recompute", "keep"]
-"""How the activations of layers are to be had in the backward pass: kept, computed again, or kept where they fit."""
+"""The way to the activations of layers in the backward pass: kept, computed again, or kept where they fit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Duty:
-    """What a peer does that takes memory. `stage`: of a volunteer. `holds`: it follows the run, and evaluates nothing.
-    `recompute`: of each layer it keeps only what came in, and computes the rest again on the way back."""
+    """The duty of a peer that takes memory. `stage`: of a volunteer. `holds`: it follows the run, and evaluates
+    nothing. `recompute`: of each layer it keeps only what came in, and computes the rest again on the way back."""
 
     role: Role
     stage: int = 0
@@ -112,7 +112,7 @@ class MemoryNeeds:
 
 
 def memory_of(manifest: Manifest, duty: Duty) -> MemoryNeeds:
-    """What a peer takes, in one process: an upper estimate."""
+    """An upper estimate of a peer's memory, in one process."""
     authored, followed = parts_of(manifest, duty)
     outer = AUTHORED_BYTES * _values(manifest, authored) + FOLLOWED_BYTES * _values(manifest, followed)
     outer += PROCESS_BYTES + (TRAINING_BYTES if authored else 0)
@@ -153,8 +153,8 @@ def in_flight(manifest: Manifest, stage: int) -> int:
 
 
 def microbatch_bytes(manifest: Manifest, stage: int, recompute: bool) -> int:
-    """What a stage keeps of each microbatch in flight: what its layers keep, or only what came into each of them; what
-    leaves the stage; and, on the last, the gradient of what came into the head."""
+    """The bytes that a stage keeps of each microbatch in flight: what its layers keep, or only what came into each of
+    them; what leaves the stage; and, on the last, the gradient of what came into the head."""
     layers, d = len(manifest.cut[stage]), manifest.model.d
     last = 3 * d if stage == manifest.replicas.stages - 1 else d
     return _tokens(manifest) * 4 * (layers * (d if recompute else layer_values(manifest)) + last)
@@ -169,7 +169,7 @@ def layer_values(manifest: Manifest) -> int:
 
 
 def pass_bytes(manifest: Manifest, stage: int, recompute: bool) -> int:
-    """What the passes of one microbatch take for a moment: the layer that is computed again, gradients of what is
+    """The temporary bytes of the passes of one microbatch: the layer that is computed again, gradients of what is
     between its products, and of its largest matrix or n-gram table; on the last stage, the head's slice of logits, the
     gradient of its matrix and what is added to it."""
     model = manifest.model
@@ -184,7 +184,7 @@ def pass_bytes(manifest: Manifest, stage: int, recompute: bool) -> int:
 
 
 def muon_step_bytes(manifest: Manifest) -> int:
-    """What Muon's step of the largest matrix takes for a moment: four of its size, and three squares."""
+    """The temporary bytes of Muon's step of the largest matrix: four of its size, and three squares."""
     if manifest.inner.optimizer != "muon":
         return 0
     shapes = [shape for name, shape in layer_layout(manifest.model, 0).items() if is_layer_matrix(name, shape)]
@@ -192,14 +192,14 @@ def muon_step_bytes(manifest: Manifest) -> int:
 
 
 def evaluation_bytes(manifest: Manifest) -> int:
-    """What the forward pass of one microbatch takes for a moment, without a backward pass."""
+    """The temporary bytes of the forward pass of one microbatch, without a backward pass."""
     model = manifest.model
     layer = _tokens(manifest) * 4 * (3 * model.ffn + 4 * model.d)
     return max(layer, 4 * LOGITS * min(SLICE_TOKENS, _tokens(manifest)) * model.vocabulary)
 
 
 def spot_check_bytes(manifest: Manifest) -> int:
-    """What computing a microbatch again takes for a moment: what comes into each stage, and one stage's passes."""
+    """The temporary bytes of computing a microbatch again: what comes into each stage, and one stage's passes."""
     stages = range(manifest.replicas.stages)
     entered = len(stages) * _tokens(manifest) * 4 * manifest.model.d
     return entered + max(microbatch_bytes(manifest, each, True) + pass_bytes(manifest, each, True) for each in stages)

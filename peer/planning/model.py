@@ -29,15 +29,15 @@ from protocol.net.bandwidth import ACKNOWLEDGED, WIRE
 Bottleneck = Literal["compute", "upload", "download", "latency"]
 
 HEADERS = 1 - 1 / (WIRE + ACKNOWLEDGED)
-"""Of a link that carries frames both ways: TLS, HTTP/2, TCP, IP and Ethernet, and acknowledgements of the other
-direction."""
+"""The share of a link that carries frames both ways for TLS, HTTP/2, TCP, IP and Ethernet, and acknowledgements of the
+other direction."""
 
 
 @dataclass(frozen=True, slots=True)
 class Volunteer:
-    """What one stage runs on. `operations`: floating-point operations a second that it really does; `up` and `down`
-    are bits a second, of which `headers` is the share that is not what is sent: 0 where they were measured by what
-    arrived, and as the paper counts; `latency` is seconds one way, to a neighbour."""
+    """The device and the link of one stage. `operations`: floating-point operations a second that it really does; `up`
+    and `down` are bits a second, of which `headers` is the share that is not what is sent: 0 where they were measured
+    by what arrived, and as the paper counts; `latency` is seconds one way, to a neighbour."""
 
     operations: float
     up: float
@@ -53,7 +53,7 @@ class Volunteer:
 
 @dataclass(frozen=True, slots=True)
 class StageWork:
-    """What a run asks of a stage: of the one that has most to do, or of a certain one.
+    """The work of a stage in a run: of the one that has most to do, or of a certain one.
 
     `operations`: of both passes of one microbatch. `forward_bytes` and `backward_bytes`: of its frames. `contribution`:
     bytes that the stage publishes in a round; as many come from each of the other `replicas`. `update` and `closing`:
@@ -116,8 +116,8 @@ class RoundEstimate:
 
 
 def work_of(manifest: Manifest, compression: int | None = None, stage: int | None = None) -> StageWork:
-    """What a run's manifest asks of a volunteer, or of one at a certain stage; with another `compression` than its
-    own, if given."""
+    """Return the work of a volunteer, or of one at a certain stage; with another `compression` than the run's own, if
+    given."""
     model, replicas, inner = manifest.model, manifest.replicas, manifest.inner
     tokens = inner.microbatch * model.context
     width = model.d // (compression or manifest.compressions[0])
@@ -202,7 +202,7 @@ def round_of_group(works: Sequence[StageWork], on: Volunteer, overlap: bool = Fa
 
 
 def _limit(step: Step, exchange: float, inner: float, on: Volunteer) -> Bottleneck:
-    """What would have to be better for a round to take less time, before anything else."""
+    """Return the bottleneck: what would have to be better for a round to take less time, before anything else."""
     link: Bottleneck = "upload" if on.up <= on.down else "download"
     if step.carry > step.passes:
         return link

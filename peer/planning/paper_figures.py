@@ -48,7 +48,7 @@ def volunteer(megabits: float, operations: float = A100, latency: float = 0.02) 
 
 
 def read_measured(path: Path) -> list[dict[str, Any]]:
-    """What `benchmarks/utilization.py --json` printed.
+    """Read the output of `benchmarks/utilization.py --json`.
 
     Raises:
         UserError: it is nothing of the kind.
@@ -63,7 +63,7 @@ def read_measured(path: Path) -> list[dict[str, Any]]:
 
 
 def _nearest(k_over_d: float) -> int:
-    """Of the lines' d / k: 8192 has no 24th part, and d/32 is measured in its place."""
+    """Return the nearest d / k of the measured lines: 8192 has no 24th part, and d/32 is measured in its place."""
     return min(RATIOS, key=lambda ratio: abs(math.log(k_over_d * ratio)))
 
 

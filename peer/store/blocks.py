@@ -16,8 +16,8 @@ from protocol.run.dataset import Block, Dataset, check_block
 from protocol.run.prepared import read_block
 
 FETCHES = 4
-"""At once: on a way of 100 ms there and back, blocks of 512 KiB come at 10 MB/s and more, twenty million tokens a
-second where links carry them."""
+"""The number of fetches at once: over 100 ms there and back, blocks of 512 KiB come at 10 MB/s and more, twenty million
+tokens a second where links carry them."""
 
 KEPT = 64
 """Blocks in memory, 32 or 64 MiB; more where those that are looked ahead for are more."""

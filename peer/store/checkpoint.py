@@ -168,7 +168,7 @@ def note_settled(
 
 
 def last_settled(folder: Path) -> Settled | None:
-    """What `note_settled` wrote last; None if nothing is there that can be read."""
+    """Read what `note_settled` wrote last; None if nothing is there that can be read."""
     try:
         return Settled.model_validate_json((folder / SETTLED).read_bytes())
     except (OSError, ValidationError):

@@ -1,4 +1,5 @@
-"""What a peer keeps on this machine's disk for its run: how much at most, and whether its owner has and gives so much.
+"""The files that a peer keeps on this machine's disk for its run: how much at most, and whether its owner has and gives
+so much.
 
 Files of the run and states of its parts have sizes that follow from the manifest, so they are summed up before anything
 is fetched. What may be more than an honest run has, are contributions (an open run may have any number of names, and
@@ -44,8 +45,8 @@ SHARE = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """In bytes: what a place in the run keeps beside contributions; what contributions of all the run's replicas take;
-    and how much all of it may be."""
+    """The limits of a peer's disk, in bytes: what a place in the run keeps beside contributions; what contributions of
+    all the run's replicas take; and how much all of it may be."""
 
     fixed: int
     contributions: int

@@ -115,7 +115,7 @@ def _run_of_card(card: bytes) -> str | None:
 
 
 def read_membership(folder: Path) -> KeptMembership:
-    """What a folder has of its peer's membership; an empty one where there is nothing, or it is damaged."""
+    """Read the membership of a folder's peer; an empty one where there is nothing, or it is damaged."""
     try:
         return KeptMembership.model_validate_json((folder / MEMBERSHIP).read_bytes())
     except FileNotFoundError:
@@ -144,8 +144,9 @@ def _of_old_files(folder: Path) -> KeptMembership:
 
 
 def recall(folder: Path, ticket: Ticket, identity: Identity, role: Role, stage: int | None) -> Remembered | None:
-    """What `folder` has of the ticket's run, checked as if another had sent it; None unless it is all that this peer
-    needs for this role and stage (None: any). The certificate may have ended. Hashes every file: off the event loop."""
+    """Read the membership of the ticket's run from `folder`, checked as if another had sent it; None unless it is all
+    that this peer needs for this role and stage (None: any). The certificate may have ended. Hashes every file: call it
+    off the event loop."""
     membership = read_membership(folder)
     try:
         descriptor = parse_descriptor((folder / DESCRIPTOR).read_bytes(), ticket.run_id)

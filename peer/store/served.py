@@ -1,5 +1,5 @@
-"""What a peer keeps on its disk and serves to others by hash: contributions to the open rounds; and snapshots, the
-states of its parts after their last closed rounds, in pieces.
+"""The files that a peer keeps on its disk and serves to others by hash: contributions to the open rounds; and
+snapshots, the states of its parts after their last closed rounds, in pieces.
 
     <contributions>/<part>/<round>-<sha256>    [proof, [receipt, …]] in msgpack, then the bytes, if they are here
     <snapshots>/<part>-<round>.grid            the bytes of a state; `.part` while pieces are missing
@@ -81,7 +81,7 @@ class ContributionStore:
         self.put(replace(entry, proof=b"", receipts={}), blob)
 
     def lookup(self, sha256: str) -> Slice | None:
-        """Where the bytes with this hash lie, for the blob service; None: they are not here."""
+        """Return the file and the range of the bytes with this hash, for the blob service; None: they are not here."""
         return self.slices.get(sha256)
 
     def read(self, sha256: str) -> bytes:
@@ -191,10 +191,10 @@ class SnapshotStore:
     headers: dict[str, tuple[Header, Path]] = field(default_factory=dict)
     pieces: dict[str, Slice] = field(default_factory=dict)
     unasked: dict[Path, int] = field(default_factory=dict)
-    """How many states have come since a piece of this one was asked for; of those that were."""
+    """The number of states that have come since a piece of each asked one was requested."""
 
     def path(self, part: Part, round: int) -> Path:
-        """Where the bytes of a state are, or belong."""
+        """Return the path of a state's bytes."""
         return self.directory / f"{part}-{round:08d}.grid"
 
     def write(
@@ -295,7 +295,7 @@ class SnapshotStore:
         return path
 
     def lookup(self, sha256: str) -> Slice | None:
-        """Where the piece with this hash lies, for the blob service; None: it is not here."""
+        """Return the file and the range of the piece with this hash, for the blob service; None: it is not here."""
         found = self.pieces.get(sha256)
         if found is not None:
             self.unasked[found.path] = 0

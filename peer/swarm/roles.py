@@ -1,4 +1,4 @@
-"""What this peer knows of the swarm, read off checked records. Pure."""
+"""The roles in the swarm, read off checked records. Pure."""
 
 from protocol.identity import Part, ReplicaId, contributes_to
 from protocol.trust.records import PeerRecord, Peers, holds_newest
@@ -37,8 +37,8 @@ def looking(peers: Peers, stage: int) -> Peers:
 
 
 def heirs(peers: Peers, me: PeerRecord, for_good: bool = False) -> Peers:
-    """Who can take over from a volunteer that leaves: whoever has taken its place in its group, then those in none, and
-    where it leaves its stage `for_good`, then all others of that."""
+    """Return the peers that can take over from a volunteer that leaves: the one that has taken its place in its group,
+    then those in no group, and where it leaves its stage `for_good`, then all others of the stage."""
     same = [peer for peer in peers if peer.role == "volunteer" and peer.stage == me.stage]
     seated = [peer for peer in same if peer.replica and peer.replica == me.replica]
     unseated = [peer for peer in same if not peer.replica]

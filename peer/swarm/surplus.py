@@ -1,5 +1,5 @@
-"""Which volunteers should serve another stage than theirs: those for whom groups have no seat, while another stage is
-short. Pure: all who read the same records come to the same."""
+"""The volunteers that should serve another stage than theirs: those for which groups have no seat, while another stage
+is short. Pure: all that read the same records come to the same."""
 
 from bisect import bisect
 from collections import Counter
@@ -13,7 +13,8 @@ SURPLUS_SECONDS = 60.0
 """A volunteer does not move before it has been surplus for so long: somebody who was lost may be back."""
 
 LATE = 3
-"""Who has not moved after so many times as long, and so many rounds, is passed over: it may never do so."""
+"""The delay after which a volunteer that has not moved is passed over, in times of the usual time and rounds: it may
+never move."""
 
 
 def moves(peers: Peers, stages: int, without: Collection[PeerId] = (), anywhere: bool = False) -> dict[PeerId, int]:
@@ -83,8 +84,8 @@ def _held(peers: Peers, stages: int) -> list[int]:
 
 @dataclass(slots=True)
 class Watch:
-    """For how long volunteers have been surplus that should move, as one peer has seen it: the stage, the time and the
-    round of each that it saw first."""
+    """The volunteers that should move and have not yet, as one peer has seen it: the stage, the time and the round of
+    each that it saw first."""
 
     since: dict[PeerId, tuple[int, float, int]] = field(default_factory=dict)
     late: set[PeerId] = field(default_factory=set)

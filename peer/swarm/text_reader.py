@@ -1,4 +1,4 @@
-"""What a peer reads of the run's text, batch by batch. Prepared text is fetched ahead of training."""
+"""The text that a peer reads, batch by batch. Prepared text is fetched ahead of training."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -31,8 +31,8 @@ CACHE = "blocks"
 
 @dataclass(frozen=True, slots=True)
 class TextSources:
-    """Where a peer may take the blocks of prepared text from: its own `folder`, as many bytes of cache as its owner
-    gives; and with which credentials, and how fast, from the mirrors and the node that it was told of."""
+    """The sources of the blocks of prepared text: the peer's own `folder`, with as many bytes of cache as its owner
+    gives, and the mirrors and the node that it was told of, with the credentials and the bandwidth for them."""
 
     folder: Path | None
     cache_bytes: int
@@ -91,7 +91,7 @@ class FileReader:
 
 @dataclass(slots=True)
 class BlockReader:
-    """Of a run on prepared text. `waited` counts the seconds that batches had to wait for their blocks."""
+    """The reader of a run on prepared text. `waited` counts the seconds that batches had to wait for their blocks."""
 
     manifest: Manifest
     dataset: Dataset

@@ -1,4 +1,5 @@
-"""What a peer waits for, as a value: of whom there are how many, how many are needed, and what ends the wait. Pure."""
+"""A wait of a peer as a value: for which kind of peers, how many there are, how many are needed, and what ends it.
+Pure."""
 
 from collections.abc import Collection, Iterable
 
@@ -210,7 +211,7 @@ def _for_stages(peers: Peers, manifest: Manifest, missing: Collection[int], roun
 
 
 def surplus_of(stage: int, short: int) -> str:
-    """That a stage has volunteers too many, and another too few, in words."""
+    """Say that a stage has too many volunteers, and another one too few."""
     return f"stage {stage} has more volunteers than groups can use, and stage {short} is short"
 
 

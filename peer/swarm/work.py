@@ -43,10 +43,10 @@ from protocol.net.tasks import Children
 from protocol.outer.data_plan import Spans
 
 MEND_SECONDS = 2.0
-"""So often processes that a replica computes in, and that nobody waits for, are looked at."""
+"""How often idle worker processes are checked, in seconds."""
 
 MISSING_SECONDS = 60.0
-"""So long an evaluation waits for a machine that has been lost in it."""
+"""The seconds that an evaluation waits for a machine that has been lost in it."""
 
 COMPILING = "torch compiles the layers, which takes a minute or more"
 

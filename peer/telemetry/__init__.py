@@ -1,1 +1,1 @@
-"""What a daemon says of itself: events, its status, journal, metrics, screen and reports."""
+"""The telemetry of a daemon: events, status, journal, metrics, screen and reports."""

@@ -1,5 +1,5 @@
-"""What an event is, and the events of what a peer decided, judged or waits for, and why: most of them for people who
-ask afterwards. `peer/telemetry/events.py` has the others. Pure."""
+"""The class of all events, and the events of what a peer decided, judged or waits for, and why: most of them for people
+who ask afterwards. `peer/telemetry/events.py` has the others. Pure."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -7,7 +7,7 @@ from typing import Literal
 from protocol.wording import so_many, tail, tails
 
 Level = Literal["debug", "info", "warning", "error"]
-"""How much an event matters to whoever looks after a daemon; `debug`: it only passes by, and no log keeps it."""
+"""The importance of an event to whoever looks after a daemon. No log keeps `debug`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class EventBase:
 
     @property
     def level(self) -> Level:
-        """How much it matters."""
+        """The importance of the event."""
         return "info"
 
     @property
@@ -36,13 +36,13 @@ class EventBase:
 
     @property
     def cause(self) -> str:
-        """Why it came to this, as the event has it; empty: it says nothing of that."""
+        """The reason of the event, as far as its fields have it; empty if they have none."""
         return str(getattr(self, "reason", ""))
 
 
 @dataclass(frozen=True, slots=True)
 class Placed(EventBase):
-    """Why this peer has the place that it has, in a run of so many rounds of so many inner steps."""
+    """This peer's slot in a run of so many rounds of so many inner steps, and why it has that one."""
 
     stage: int
     rounds: int
@@ -93,7 +93,7 @@ class GoalChanged(EventBase):
 
     @property
     def cause(self) -> str:
-        """How quick the others are."""
+        """The speed of the others, in words."""
         return f"of the other replicas the slowest takes {self.ratio:.1f} times as long for a step"
 
     @property
@@ -133,7 +133,7 @@ class WentOn(EventBase):
 
 @dataclass(frozen=True, slots=True)
 class NotCounted(EventBase):
-    """What this peer contributed to these parts in a round, if anything, does not count."""
+    """This peer's contribution to these parts in a round, if there is one, does not count."""
 
     round: int
     parts: list[str]
@@ -148,7 +148,7 @@ class NotCounted(EventBase):
 
 @dataclass(frozen=True, slots=True)
 class Counted(EventBase):
-    """It counts after all."""
+    """A contribution that did not count does count after all."""
 
     round: int
     parts: list[str]
@@ -194,8 +194,8 @@ class Adopted(EventBase):
 
 @dataclass(frozen=True, slots=True)
 class Recalled(EventBase):
-    """What receipts in this peer's folder show of its work before it was started: tokens in so many `rounds`; of the
-    recent ones, to which more may come, (round, tokens) each, and of all older ones together."""
+    """The work before this start that receipts in this peer's folder prove: tokens in so many `rounds`; of the recent
+    ones, to which more may come, (round, tokens) each, and of all older ones together."""
 
     rounds: int
     older: int
@@ -233,8 +233,8 @@ class Resynchronised(EventBase):
 
 @dataclass(frozen=True, slots=True)
 class Audited(EventBase):
-    """What contributions to a round did, by author: how much higher the held-out loss would be, in nats per token, had
-    it sent zeros instead."""
+    """The effect of contributions to a round, by author: how much higher the held-out loss would be, in nats per token,
+    had the author sent zeros instead."""
 
     round: int
     gains: dict[str, float]
@@ -315,7 +315,7 @@ class Waiting(EventBase):
 
     @property
     def waits_for(self) -> str:
-        """What is waited for and what ends the wait: the words without the verb."""
+        """The wait, and what ends it: the words without the verb."""
         return f"{self.what}: {self.until}" if self.until else self.what
 
     @property
@@ -359,8 +359,9 @@ class OnlyHolder(EventBase):
 
 @dataclass(frozen=True, slots=True)
 class Pulse(EventBase):
-    """How it goes, every few seconds: bytes that have gone over this peer's line since it joined, of the pipeline's
-    frames and of all else that is large; how many other peers it knows, and how many of these do not answer."""
+    """A regular report, every few seconds: the bytes that have gone over this peer's line since it joined, of the
+    pipeline's frames and of all else that is large; how many other peers it knows, and how many of these do not
+    answer."""
 
     frames_sent: int
     bulk_sent: int

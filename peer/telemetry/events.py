@@ -1,5 +1,5 @@
-"""What happened in a daemon, as values: screen, reports and the testnet read these, never log text. Each says itself in
-words, how much it matters and why. On standard output with `--json` each is one line: {"event": "RoundDone", …}."""
+"""The events of a daemon, as values: screen, reports and the testnet read these, never log text. Each has words, a
+level and a reason. On standard output with `--json` each is one line: {"event": "RoundDone", …}."""
 
 import json
 from collections.abc import Callable
@@ -232,7 +232,7 @@ class Paused(EventBase):
 
 @dataclass(frozen=True, slots=True)
 class PauseEnded(EventBase):
-    """It goes on, from its folder."""
+    """A paused peer goes on, from its folder."""
 
     words = "The pause is over: going on."
 
@@ -278,7 +278,7 @@ class CertificateRenewed(EventBase):
 
 @dataclass(frozen=True, slots=True)
 class Refused(EventBase):
-    """What another peer sent is not valid. Nothing of it is acted on."""
+    """Another peer has sent something that is not valid. Nothing of it is used."""
 
     peer: str
     reason: str

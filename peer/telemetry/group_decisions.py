@@ -1,4 +1,4 @@
-"""What a stage decides of its group: who sits beside it, and in how many numbers the frames are."""
+"""The decisions of a stage on its group: its neighbours, and the number of values in a frame."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ from peer.telemetry.decisions import EventBase
 from protocol.wording import tail
 
 LIKE_SPEED = "the groups are quicker if volunteers of like speed are together"
-"""Why groups exchange members."""
+"""The reason for which groups exchange members."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Dismissed(EventBase):
 
 @dataclass(frozen=True, slots=True)
 class MemberChanged(EventBase):
-    """Between two rounds, whom this peer has behind it changes from `member` to `peer`: with those of like speed
+    """The member behind this peer changes from `member` to `peer` between two rounds: with members of like speed
     together, the groups are quicker."""
 
     member: str
@@ -38,7 +38,7 @@ class MemberChanged(EventBase):
 
     @property
     def cause(self) -> str:
-        """What it is good for."""
+        """The gain that is expected of the change."""
         return LIKE_SPEED
 
     @property
@@ -132,7 +132,7 @@ class Released(EventBase):
 
     @property
     def cause(self) -> str:
-        """What it is good for."""
+        """The gain that is expected of the choice."""
         return LIKE_SPEED
 
     @property
@@ -157,4 +157,4 @@ class CompressionChosen(EventBase):
 
 
 GroupDecision = Dismissed | MemberChanged | SlowMember | MemberRecovered | MemberReplaced | Released | CompressionChosen
-"""Those of this module."""
+"""The events of this module."""

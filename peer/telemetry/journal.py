@@ -1,4 +1,4 @@
-"""What a daemon has done and decided, and why, in its own folder; and the same as structured log lines.
+"""The journal of a daemon's events in its own folder, with their reasons; and the same as structured log lines.
 
 <folder>/events.jsonl      {"time": Unix seconds, "level": …, "event": "GroupBroken", "reason": …, "in_round": 3, …}
 <folder>/events.old.jsonl  the file before that one
@@ -92,8 +92,8 @@ class LogLines:
 
 
 def read_journal(folder: Path) -> list[JournalEntry]:
-    """What is in a folder's log, the oldest first. Lines that a power cut left half, or of kinds that this version does
-    not know, are passed over.
+    """Read the events in a folder's log, the oldest first. Lines that a power cut left half, or of kinds that this
+    version does not know, are skipped.
 
     Raises:
         ResourceError: it cannot be read.

@@ -1,5 +1,5 @@
-"""What a peer is doing now, as its events say. A process has one `EventStream` and so one `Status`, which its terminal,
-journal, metrics and reporter read."""
+"""The present status of a peer, as its events show it. A process has one `EventStream` and so one `Status`, which its
+terminal, journal, metrics and reporter read."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -47,27 +47,27 @@ STEPS_REMEMBERED = 32
 
 @dataclass(slots=True)
 class Status:
-    """What one peer is doing. `step` inner steps of `round` are done; times are seconds by `clock`, rates are bytes a
-    second. `tokens`, `last_step` and `compression` are of the time since the peer joined last."""
+    """The present status of one peer. `step` inner steps of `round` are done; times are seconds by `clock`, rates are
+    bytes a second. `tokens`, `last_step` and `compression` are of the time since the peer joined last."""
 
     clock: Callable[[], float] = monotonic
     heard: float = 0.0
-    """When the last event came."""
+    """The time of the last event."""
     state: DaemonState = "starting"
     doing: str = ""
-    """What it does when it neither trains nor waits, or why it is in this state, in words."""
+    """The peer's work when it neither trains nor waits, or the reason for its state, in words."""
     waiting: Waiting | None = None
-    """What it waits for; None: for nothing."""
+    """The present wait; None: there is none."""
     waits_since: float = 0.0
-    """When the present wait began, perhaps with other numbers."""
+    """The beginning of the present wait, perhaps with other numbers."""
     peer_id: str = ""
     role: str = ""
     stage: int = 0
     slot: int = 0
     joined: float | None = None
-    """When the peer joined first."""
+    """The time at which the peer joined first."""
     joins: int = 0
-    """How often it has joined: after each pause once more."""
+    """The number of times the peer has joined: once more after each pause."""
     rounds: int = 0
     inner_steps: int = 0
     replica: str = ""
@@ -78,7 +78,8 @@ class Status:
     step: int = 0
     last_step: StepDone | None = None
     step_seconds: float | None = None
-    """From the end of the step before to that of the last one; None where a round's end or a lost step lies between."""
+    """The seconds from the end of the step before to that of the last one; None where a round's end or a lost step lies
+    between."""
     loss: float | None = None
     """The mean training loss of the last inner step that told one, in nats per token."""
     held_out: tuple[float, float] | None = None
@@ -99,11 +100,11 @@ class Status:
     only_holder_of: str = ""
     """The parts whose newest state nobody else here holds, in words; empty: there are none."""
     _steps: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=STEPS_REMEMBERED))
-    """When each of the last inner steps ended, and its tokens."""
+    """The ends of the last inner steps, and the tokens of each."""
     _stepped: float | None = None
-    """When the last inner step of this round ended."""
+    """The end of the last inner step of this round."""
     _pulsed: float = 0.0
-    """When `pulse` came."""
+    """The time of the last `pulse`."""
     _credited: dict[int, int] = field(default_factory=dict)
     """Tokens that receipts show, by round. A round's later event includes all that its earlier ones said."""
 
@@ -122,7 +123,7 @@ class Status:
 
     @property
     def waits_for(self) -> str:
-        """What it waits for, and what ends the wait, in words; empty: it waits for nothing."""
+        """The present wait, and what ends it, in words; empty: there is none."""
         return self.waiting.waits_for if self.waiting is not None else ""
 
     def take(self, event: Event, now: float) -> None:

@@ -56,7 +56,7 @@ def sparkline(values: Sequence[float]) -> str:
 
 
 def bar(done: int, total: int, width: int) -> str:
-    """How much of a round is done, without colour."""
+    """Draw how much of a round is done, without colour."""
     full = round(width * min(done, total) / total) if total else 0
     return "█" * full + "░" * (width - full)
 
@@ -154,7 +154,7 @@ class PeerScreen:
         return Group(Text(first, style="bold"), *map(Text, rest))
 
     def close(self) -> None:
-        """Nothing moves any longer."""
+        """Stop the live panel."""
         if self._spinner is not None:
             self._spinner.stop()
         if self._panel is not None:
@@ -249,7 +249,7 @@ TOLD = (
     | NotCounted
     | Failed
 )
-"""What a testnet tells where it has no live table."""
+"""The events that a testnet prints where it has no live table."""
 
 COLUMNS = ("process", "replica", "doing", "round.step", "train loss", "tokens/s", "pipeline", "outer")
 

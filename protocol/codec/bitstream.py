@@ -89,8 +89,8 @@ def unpack_unary(data: bytes, count: int, most: int, shift: int) -> Shorts:
 
 @functools.cache
 def _runs_of_bytes(shift: int) -> NDArray[np.uint64]:
-    """For each byte [256, 4]: the zeros before each of its ones, 16 bits each, in two words; how many ones; the zeros
-    behind the last of them. Numbers of zeros are shifted."""
+    """The table of each byte [256, 4]: the zeros before each of its ones, 16 bits each, in two words; the number of
+    ones; the zeros behind the last of them. Numbers of zeros are shifted."""
     table = np.zeros((256, 4), np.uint64)
     for byte in range(256):
         before = f"{byte:08b}"[::-1].split("1")

@@ -129,8 +129,8 @@ class BackwardFrame:
 
 @dataclass(frozen=True, slots=True)
 class SumsFrame:
-    """What a stage and all stages behind it know of an inner step whose backward passes are done; in the tuples the
-    stage itself comes first."""
+    """The knowledge of a stage and all stages behind it of an inner step whose backward passes are done; in the tuples
+    the stage itself comes first."""
 
     squared_norms: tuple[float, ...]
     """Σ g² of each stage's gradients."""

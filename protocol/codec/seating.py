@@ -1,4 +1,4 @@
-"""What the stages of a replica group tell each other between inner steps, checked once at the edge: who is seated, and
+"""The messages between the stages of a replica group between inner steps, checked once at the edge: who is seated, and
 which round comes next.
 
 The first stage offers a round, each stage that holds what it needs passes the offer on, and the answer comes back from
@@ -18,7 +18,7 @@ DIGEST_LETTERS = 64
 """SHA-256 in hexadecimal."""
 
 MOST_LETTERS = 128
-"""Of a peer id; those in use have about fifty."""
+"""The most letters of a peer id; those in use have about fifty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class OfferFrame:
     """Counts how often the first stage has formed a group."""
     slot: int
     embedding_digest: str
-    """Of the token embedding that all stages must hold; empty if they need none."""
+    """The digest of the token embedding that all stages must hold; empty if they need none."""
     compression: int
     """d / k of the frames."""
     goal: int
@@ -45,7 +45,8 @@ class OfferFrame:
 
 @dataclass(frozen=True, slots=True)
 class AnswerFrame:
-    """What a stage and those behind it have of a round: all that was offered, or another round or token embedding."""
+    """The answer of a stage and those behind it to an offered round: all that was offered, or another round or token
+    embedding."""
 
     round: int
     step: int = 0

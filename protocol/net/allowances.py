@@ -19,7 +19,8 @@ KEYS_KEPT = 2**14
 """Buckets that a limit remembers at once, of addresses for example: some 3 MiB."""
 
 MOST_DOUBLINGS = 64
-"""Beyond these any pause has reached its maximum, and a power of two would be too large for a float."""
+"""The largest number of doublings: beyond these any pause has reached its maximum, and a power of two would be too
+large for a float."""
 
 Source = TypeVar("Source", bound=Hashable)
 
@@ -38,7 +39,7 @@ class TokenBucket:
         return self.most - max(0.0, self.full_at - now) * self.per_second
 
     def wait_seconds(self, cost: float, now: float) -> float:
-        """How long it takes until there are `cost` tokens; 0: they are there."""
+        """Return the seconds until there are `cost` tokens; 0: they are there."""
         wait = (cost - self.left(now)) / self.per_second
         return wait if wait > ROUNDING_SECONDS else 0.0
 
@@ -111,9 +112,8 @@ class Places(Generic[Source]):
 
 
 def pause_after(failures: float, first: float, most: float) -> float:
-    """How long to pause after so many failures in a row, in the unit of `first` and `most`: not at all after none,
-    `first` after one, then twice as long each time, `most` at most. A failure that was forgiven in part counts as a
-    fraction."""
+    """Return the pause after so many failures in a row, in the unit of `first` and `most`: 0 after none, `first` after
+    one, then twice as long each time, `most` at most. A failure that was forgiven in part counts as a fraction."""
     if failures <= 0:
         return 0.0
     return min(most, first * math.pow(2.0, min(failures - 1, MOST_DOUBLINGS)))

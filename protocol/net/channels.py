@@ -105,7 +105,7 @@ class Credentials:
 
 
 class Reachable(Protocol):
-    """Somebody who can be called: a record, or a seat."""
+    """A peer that can be called: a record, or a seat."""
 
     @property
     def peer_id(self) -> PeerId: ...

@@ -40,7 +40,7 @@ BYTES_A_CALL = 64 * 1024
 """The bytes of an answer that cost as much as a call."""
 
 _DICTIONARY = b""
-"""What stands in the place of a subkey where the value is all that is under a key."""
+"""The subkey where the value is all that is under a key."""
 
 DhtHandler = Callable[[Any, Any], Awaitable[Any]]
 """A handler of hivemind's, of a request and its context, which tells who sent it."""

@@ -179,7 +179,8 @@ def packed(entries: Iterable[DhtEntry]) -> bytes:
 
 @dataclass(slots=True)
 class Costs:
-    """What each source may still cost this node. `is_member` tells whether a source has a record in the run."""
+    """The costs that each source may still cause to this node. `is_member` tells whether a source has a record in the
+    run."""
 
     is_member: Callable[[str], bool]
     clock: Callable[[], float] = monotonic

@@ -69,7 +69,7 @@ def no_gate(name: str, peer: PeerId) -> None:
 
 @dataclass(slots=True)
 class Allowance:
-    """What one caller may still ask, and the calls of it that are open."""
+    """The calls that one caller may still make, and those of it that are open."""
 
     calls: TokenBucket = field(default_factory=lambda: TokenBucket(CALLS_PER_SECOND, CALLS_SAVED))
     ends: float = 0.0

@@ -60,7 +60,8 @@ class AnyAnswer(grpc.aio.Channel):
         self._channel = channel
 
     def unary_unary(self, *method: Any, **how: Any) -> Any:
-        """As gRPC's own, and so are the others; its stubs name what they give beside the method."""
+        """Return a method as gRPC's own channel does, with its answers as any bytes; gRPC's stubs name the arguments
+        beside the method."""
         return self._channel.unary_unary(*method, **_any(how))
 
     def unary_stream(self, *method: Any, **how: Any) -> Any:

@@ -55,7 +55,7 @@ Clock = Callable[[], float]
 
 @dataclass(slots=True)
 class Budget:
-    """What two peers may still send each other, and how many streams they have."""
+    """The bytes that two peers may still send each other, and the number of their streams."""
 
     bytes: TokenBucket = field(default_factory=lambda: TokenBucket(RELAY_BYTES_PER_SECOND, RELAY_BYTES_SAVED))
     streams: int = 0

@@ -1,4 +1,5 @@
-"""What asyncio lacks: children of an object, the first of several tasks, work apart, a notifier, and turns.
+"""The task structures that asyncio lacks: children of an object, the first of several tasks, work apart, a notifier,
+and turns.
 
 A task has one of two parents: an `asyncio.TaskGroup`, where the failure of one is the failure of all, or `Children`,
 where the parent goes on without a child that failed. `tests/test_borders.py` forbids any other.

@@ -25,8 +25,8 @@ trip around the world."""
 
 @dataclass(frozen=True, slots=True)
 class TlsProbe:
-    """What answered: its certificate (DER; empty: it has shown none), the seconds until the connection stood, a round
-    trip, and the seconds from there until TLS stood."""
+    """The answer to a probe: the certificate (DER; empty: none was shown), the seconds until the connection stood, a
+    round trip, and the seconds from there until TLS stood."""
 
     certificate: bytes
     round_trip: float

@@ -96,10 +96,11 @@ class Ledger:
     waiting: Entries = field(default_factory=dict)
     revocations: set[Revocation] = field(default_factory=set)
     checks: dict[int, bytes] = field(default_factory=dict)
-    """For each round in `accepted`, 8 bytes that are equal for equal sets: the exclusive or of its entries' keys."""
+    """The check of each round in `accepted`, 8 bytes that are equal for equal sets: the exclusive or of its entries'
+    keys."""
     closed: dict[int, list[Entry]] = field(default_factory=dict)
-    """For the last closed rounds, what had been accepted, for peers that come from an older state. It decides nothing.
-    """
+    """The accepted entries of the last closed rounds, for peers that come from an older state. Nothing is decided by
+    them."""
     begun: int = 1
     """The round on which this peer itself works."""
 

@@ -1,4 +1,5 @@
-"""Where the others are in the run, as far as their contributions show it: nobody's bare word says so. Pure."""
+"""The position of the others in the run, as far as their contributions show it: no peer's bare statement counts.
+Pure."""
 
 from collections.abc import Iterable, Mapping
 

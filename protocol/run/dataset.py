@@ -166,7 +166,8 @@ class BlockStream:
     """The place in the stream of each shard's last token: shards share those at their borders."""
 
     def __post_init__(self) -> None:
-        """There may be a hundred thousand shards, and a step may take thousands of blocks."""
+        """Compute the offsets of all shards once: there may be a hundred thousand shards, and a step may take thousands
+        of blocks."""
         object.__setattr__(self, "ends", tuple(accumulate(shard.tokens - 1 for shard in self.shards)))
 
     @property

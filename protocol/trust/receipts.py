@@ -175,8 +175,9 @@ def _is_peer(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Verifier:
-    """What receipts are checked against: the run, and the receiver, if they are to be one peer's. `revoked` is the
-    first round without a peer that the operator has taken out; `tokens` are those of a microbatch, 0: not known."""
+    """The facts that receipts are checked against: the run, and the receiver, if they are to be one peer's. `revoked`
+    is the first round without a peer that the operator has taken out; `tokens` are those of a microbatch, 0: not
+    known."""
 
     authority: Authority
     receiver: PeerId | None = None

@@ -93,7 +93,7 @@ class Reach:
     announced: Announced
     objection: str = ""
     doubt: str = ""
-    """Why it is not known whether they can."""
+    """The reason why it is not known whether others can dial this peer."""
     forwarded: bool = False
     """The user has said what others dial."""
     others: tuple[Announced, ...] = ()
@@ -107,7 +107,7 @@ class Reach:
 
     @property
     def libp2p_port(self) -> int:
-        """Where libp2p listens: who forwards a port can forward the next one, too; else any."""
+        """The port of libp2p: who forwards a port can forward the next one, too; else any."""
         return self.port + 1 if self.forwarded and self.port else 0
 
     @property
@@ -160,7 +160,8 @@ def _remembered(folder: Path) -> str:
 
 
 async def _tried(wish: Wish, reach: Reach, ticket: Ticket, identity: Identity) -> Reach:
-    """Of a port that nobody has named, any other will do as well afterwards: another process may take it meanwhile."""
+    """Try a port. Where it was not named by the owner, any other will do as well afterwards, as another process may
+    take it meanwhile."""
     async with answering(identity, reach.host, reach.port) as port:
         return await try_out(wish, reach, port, ticket, identity.peer_id)
 

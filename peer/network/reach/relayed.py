@@ -1,5 +1,5 @@
-"""How a peer is reached once it listens. A peer that others cannot dial stays connected to relays, and to every public
-peer, and takes tunnels from them."""
+"""The reachability of a peer once it listens. A peer that others cannot dial stays connected to relays, and to every
+public peer, and takes tunnels from them."""
 
 import asyncio
 from collections import Counter

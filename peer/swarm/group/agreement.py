@@ -1,5 +1,5 @@
-"""How the stages of a group agree on a round. The first one offers it, each passes the offer on when it has loaded what
-it needs, the answer comes back from the last, and the first one has all of them start."""
+"""The agreement of a group's stages on a round. The first stage offers a round; each stage passes the offer on once it
+has loaded what it needs; the answer comes back from the last stage, and the first one has all of them start."""
 
 import asyncio
 from dataclasses import dataclass
@@ -31,7 +31,8 @@ ANSWER_SECONDS = 60.0
 """A member that is alive has loaded a round in this time."""
 
 FURTHER_SECONDS = 5.0
-"""And so much more for each stage that its word comes through: who is nearest to the silent one is the first to act."""
+"""The extra seconds for each stage that an answer passes through, so that the silent stage's own neighbour times out
+first."""
 
 TOLD_SECONDS = 3.0
 """A wait for a neighbour's answer that has lasted so long is told."""
@@ -128,7 +129,7 @@ class Agreement:
         return offer
 
     async def _next_offer(self, upstream: Link) -> pb.Frame:
-        """What the stage before offers next. It may have to wait for others, whose rounds go on meanwhile.
+        """Receive the next offer of the stage before. It may have to wait for others, whose rounds go on meanwhile.
 
         Raises:
             LostMemberError: the stage before is gone, or this peer leaves.
@@ -151,8 +152,9 @@ class Agreement:
             return said
 
     async def _is_held(self) -> float:
-        """Until the group has stood still for too long; how many seconds. Looks are counted, as no clock tells how long
-        the machine stood still. Who is nearest to the silent stage is the first to act."""
+        """Wait until the group has stood still for too long. Returns for how many seconds. Polls are counted, since no
+        clock tells how long the machine itself stood still. The neighbour of the silent stage is the first to time
+        out."""
         looks, patience = 0, 0.0
         while looks * LOOK_SECONDS <= patience:
             await asyncio.sleep(LOOK_SECONDS)
@@ -172,15 +174,15 @@ class Agreement:
         return waits.for_its_group(peers, outer.discovery.record, outer.manifest, outer.begun, first)
 
     async def _start_over(self, embedding_digest: str, neighbour: PeerId) -> None:
-        """To be loaded anew, from the token embedding that the group has. What this stage has done from another is
-        contributed."""
+        """Load this round anew, with the token embedding that the group has. The steps that this stage has done from
+        another embedding are contributed first."""
         await self.here.contribute()
         if embedding_digest not in ("", self.outer.followed.digests.get(EMBEDDING)):
             await self.here.compare_with(neighbour)
             await self.outer.settle_part(EMBEDDING)
 
     async def _answer_behind(self, offer: OfferFrame) -> AnswerFrame:
-        """What the stages behind this one have of a round.
+        """Pass an offer on, and receive what the stages behind this one answer.
 
         Raises:
             LostMemberError, BreachError: the one behind it is gone, or says nothing, or something else.
@@ -194,8 +196,8 @@ class Agreement:
             return unpack_answer(said, self.outer.manifest)
 
     async def _told(self, link: Link, stages: int, round: int) -> pb.Frame:
-        """What a neighbour says of a round next, which so many `stages` have to agree on. A wait for it that lasts is
-        told."""
+        """Receive a neighbour's next message about a round that `stages` of the group have to agree on. A long wait for
+        it is emitted as an event."""
         stage = self.here.trainer.index + (1 if link is self.seats.downstream else -1)
         async with Children() as children:
             answering = children.spawn(link.receive())
@@ -209,8 +211,9 @@ class Agreement:
             return answering.result()
 
     async def _meet(self, answer: AnswerFrame) -> None:
-        """Somebody behind is ahead of us, or holds what we have not: take it from the stage behind this one, which does
-        the same. The first stage ends the round, with the inner steps that it has, or begins it anew."""
+        """Catch up with a stage behind that is ahead of us, or that holds contributions that we have not: fetch them
+        from the stage behind this one, which does the same. The first stage ends the round with the inner steps that it
+        has, or begins it anew."""
         here, outer, upstream = self.here, self.outer, self.seats.upstream
         if self.seats.downstream is not None:
             await here.compare_with(self.seats.downstream.peer)

@@ -1,4 +1,4 @@
-"""How a group finds its k where the run leaves it to its groups: the largest whose frames hide behind its passes.
+"""The choice of a group's k where the run leaves it to its groups: the largest k whose frames hide behind its passes.
 
 What counts is how much longer a step takes than the passes that it is made of, its *stretch*: 1 where no pass waits for
 a frame. Where links are what a step waits for, its stretch goes with k; whatever else it waits for stays the same at
@@ -17,11 +17,11 @@ from protocol.manifest import Manifest
 from protocol.net.allowances import pause_after
 
 START = 8
-"""Where a group begins: what the paper has for most of its tables."""
+"""The k with which a group begins: the paper's value in most of its tables."""
 
 SLOWER = 1.15
-"""What counts as slower: clocks and neighbours, and filling and draining the pipeline once a step, make this much of a
-difference."""
+"""The stretch that counts as slower. Clocks, neighbours, and filling and draining the pipeline once a step make this
+much of a difference."""
 
 CHANGED = 1.5
 """A k whose stretch is another by more than this finds other links, or other members."""
@@ -32,8 +32,8 @@ PATIENCE, MOST_PATIENCE = 8, 64
 
 @dataclass(frozen=True, slots=True)
 class TriedK:
-    """What a group knows of one k: the stretch of its steps, until which round that counts, and how often it was
-    found out."""
+    """The measurement of one k by a group: the stretch of its steps, the round until which it counts, and how often it
+    was measured."""
 
     stretch: float
     until: int
@@ -57,7 +57,7 @@ class Choice:
 
     @staticmethod
     def of(manifest: Manifest) -> "Choice":
-        """As a group begins."""
+        """Return the choice of a group that begins."""
         start = min(manifest.compressions, key=lambda each: abs(each - START))
         return Choice(manifest.compressions, manifest.inner.microbatches, manifest.inner.overlap > 0, start)
 
@@ -88,7 +88,7 @@ class Choice:
         return ""
 
     def _learn(self, now: float) -> None:
-        """What this round's steps say of the current k."""
+        """Add this round's steps to the measurement of the current k."""
         self.rounds += 1
         before = self.tried.get(self.current)
         if before and not 1 / CHANGED <= now / before.stretch <= CHANGED:
@@ -103,8 +103,8 @@ class Choice:
 
 
 def stretch(seconds: float, passes: Sequence[float], microbatches: int, overlaps: bool) -> float:
-    """How many times longer than its passes a step took, 1 at least. Over links that take nothing, where the passes of
-    a microbatch take pₛ seconds on stage s, 1F1B takes Σₛ pₛ + (M − 1) maxₛ pₛ, and a step that overlaps with those
-    beside it M maxₛ pₛ."""
+    """Return how many times longer than its passes a step took, at least 1. Over links that cost nothing, where the
+    passes of a microbatch take pₛ seconds on stage s, 1F1B takes Σₛ pₛ + (M − 1) maxₛ pₛ, and a step that overlaps with
+    its neighbours M maxₛ pₛ."""
     least = microbatches * max(passes) if overlaps else sum(passes) + (microbatches - 1) * max(passes)
     return max(1.0, seconds / least) if least > 0.0 else 1.0

@@ -28,7 +28,7 @@ HEIRS_TRIED = 3
 
 @dataclass(slots=True)
 class Handover:
-    """What one volunteer hands over, and what it takes from others."""
+    """The state that one volunteer hands over, and that it takes over from others."""
 
     outer: OuterLoop
     service: HandoverService
@@ -39,7 +39,7 @@ class Handover:
 
     @property
     def handovers(self) -> Handovers:
-        """What this volunteer has given and taken."""
+        """The handovers that this volunteer has given and taken."""
         return self.outer.handovers
 
     # The heir's side

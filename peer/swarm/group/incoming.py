@@ -1,4 +1,4 @@
-"""What a neighbour sends over a link, read and checked in order while the stage computes."""
+"""The messages of a neighbour on a link, read and checked in order while the stage computes."""
 
 import asyncio
 from collections import deque
@@ -13,20 +13,20 @@ from protocol.schemas import pipeline_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """What a neighbour has to send next: in so many messages, and how they are read."""
+    """A payload that a neighbour has to send next: its number of messages, and how they are read."""
 
     messages: int
     read: Callable[[list[pb.Frame]], Any]
 
 
 class Incoming:
-    """What one neighbour sends in an inner step; the next of it is asked for as soon as one is taken."""
+    """The messages of one neighbour in an inner step. The next one is requested as soon as one is taken."""
 
     def __init__(self, link: Link, due: Iterable[Due]) -> None:
         self.link = link
         self.due = deque(due)
         self.came: list[float] = []
-        """When each was here, by the loop's clock."""
+        """The time at which each payload was complete, by the loop's clock."""
         self.tasks = Children()
         self.task: asyncio.Task[Any] | None = None
         self._ask()
@@ -42,7 +42,7 @@ class Incoming:
         return self.task is not None and self.task.done() and self.task.exception() is not None
 
     def expect(self, due: Iterable[Due]) -> None:
-        """More is due than was known."""
+        """Expect further payloads of the step."""
         self.due.extend(due)
         if self.task is None:
             self._ask()
@@ -84,7 +84,7 @@ class Incoming:
 
 
 async def wait_for_any(*neighbours: Incoming | None) -> None:
-    """Until one of these neighbours has sent what is not here yet."""
+    """Wait until one of these neighbours has sent something that had not arrived."""
     coming = [each.task for each in neighbours if each is not None and each.task is not None and not each.here]
     if coming:
         await asyncio.wait(coming, return_when=asyncio.FIRST_COMPLETED)

@@ -49,13 +49,13 @@ from protocol.codec.frames import (
 from protocol.errors import DivergedError
 
 SHORTEST_SECONDS = 1e-6
-"""That a clock can tell."""
+"""The shortest duration that the clock can measure, in seconds; guards a division."""
 
 TokenIds = npt.NDArray[np.int64]
 
 
 class Source(Protocol):
-    """What the first stage reads, and its word on how long a round lasts."""
+    """The text that the first stage reads, and its decision on how long a round lasts."""
 
     async def batch(self, later: int) -> Batch:
         """The batch [sequences, L + 1] of the step in hand, or of the one that is `later`: 0 or 1."""
@@ -94,9 +94,10 @@ class PipelineStage:
     speed: float = 0.0
     """Tokens a second that this stage's own passes of the last step made; 0 before the first."""
     norms: tuple[float, ...] = ()
-    """Where stages clip by each other's: Σ g² of this stage and of those behind it in the last step of the round."""
+    """The sums Σ g² of this stage and of those behind it in the last step of the round, where stages clip by each
+    other's norms."""
     waiting: Link | None = None
-    """From whom something is due now, while this stage has nothing to do."""
+    """The link on which something is due now, while this stage has nothing to compute."""
     waited_before: float = 0.0
     waited_behind: float = 0.0
     """Seconds of the step for which this stage had nothing to do and waited for the stage before it, and for the one
@@ -106,11 +107,12 @@ class PipelineStage:
     begun: int = 0
     """Microbatches of the step that comes that have gone forward already."""
     batch: Batch | None = None
-    """Of the step that comes, where the first stage has read it already."""
+    """The next step's batch, if the first stage has already read it."""
     received: Received | None = None
     """Keeps some of what comes, for spot checks."""
     seconds: dict[int, float] = field(default_factory=dict)
-    """What the passes of each microbatch have taken, by its number in the round, until the step is taken."""
+    """The seconds that the passes of each microbatch have taken, by its number in the round, until the step is
+    taken."""
 
     async def run(self, round: int, step: int, source: Source | None) -> StepTaken:
         """Take inner step `step` (from 0) of `round` (from 1). `source` is the first stage's.
@@ -185,7 +187,8 @@ class StepInHand:
         self.losses: list[float] = []
         self.next_batch: Batch | None = None
         self.sent: float | None = None
-        """When the first microbatch was sent on, by the loop's clock, if nothing was on the way before it."""
+        """The time at which the first microbatch was sent on, by the loop's clock; None if another was on its way
+        before it."""
 
     async def take(self) -> StepTaken:
         """All microbatches forward and back, and the optimizer's step."""
@@ -220,7 +223,7 @@ class StepInHand:
                 incoming.stop()
 
     def number(self, microbatch: int) -> int:
-        """Of a microbatch in the round: those of the next step are numbered on."""
+        """Return the number of a microbatch in the round. Those of the next step follow those of this one."""
         return self.step * self.todo.microbatches + microbatch
 
     # What the stages tell each other
@@ -252,7 +255,7 @@ class StepInHand:
         return end
 
     async def _go_on(self, end: EndFrame) -> None:
-        """With the first microbatches of the next step, if there is one."""
+        """Begin the first microbatches of the next step, if there is one."""
         self.todo.more = 0 if end.last else self.late
         if end.last:
             return
@@ -263,7 +266,7 @@ class StepInHand:
             self.before.expect(map(self._forward_due, range(n, n + self.late)))
 
     async def _next_of(self, incoming: Incoming) -> Any:
-        """What a neighbour sends next, once it is here."""
+        """Wait for a neighbour's next payload, and return it."""
         with self._waiting_for(incoming.link):
             return await incoming.next()
 
@@ -373,7 +376,8 @@ def send(link: Link, frame: ForwardFrame | BackwardFrame, rules: FrameRules) -> 
 
 
 def require_in_range(out: bytes, payload: Payload, source: Link | None) -> None:
-    """What this stage made, mostly of what its neighbour `source` sent, must not look like a breach of its own.
+    """Check that an output of this stage, computed mostly from what its neighbour `source` sent, would not look like a
+    breach of its own.
 
     Raises:
         BreachError: it would: what was sent was too large to go on with.

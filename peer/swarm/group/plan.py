@@ -1,4 +1,4 @@
-"""What to do next, decided from what is known. Pure functions: call them with an invented swarm."""
+"""The decisions on groups and members, as pure functions: tests call them with an invented swarm."""
 
 import math
 from bisect import bisect
@@ -15,17 +15,18 @@ ALIKE = math.log(1.5)
 """Speeds that differ by less are alike: machines are busy now and then, and a step has other costs, too."""
 
 UNKNOWN = math.log(2)
-"""Who has not been measured counts as twice as fast, or half as fast."""
+"""The |ln| of the ratio of speeds that counts for an unmeasured peer: twice as fast, or half as fast."""
 
 MUCH_QUICKER = 1.2
 """Groups change members for this and no less: speeds that are measured differ from round to round."""
 
 NOWHERE = math.inf
-"""How far away somebody is whose distance is not known."""
+"""The distance of a peer whose distance is not known."""
 
 
 def difference(one: PeerRecord, other: PeerRecord) -> float:
-    """How unlike two volunteers' speeds are: |ln| of their ratio, since a group is as fast as its slowest member."""
+    """The difference between two volunteers' speeds: |ln| of their ratio, since a group is as fast as its slowest
+    member."""
     if not (one.tokens_per_second and other.tokens_per_second):
         return UNKNOWN
     return abs(math.log(one.tokens_per_second / other.tokens_per_second))
@@ -62,7 +63,8 @@ def is_like(me: PeerRecord, mine: PeerRecord, other: PeerRecord) -> bool:
 
 
 def matched(rivals: Iterable[PeerRecord], candidates: Iterable[PeerRecord]) -> dict[PeerId, PeerRecord]:
-    """Whom each of the rivals wants, in their turn: who is left and next to it in speed. No two want the same."""
+    """Return the candidate that each rival wants, in their order: the free one next to it in speed. No two want the
+    same one."""
     left = sorted(candidates, key=lambda peer: (peer.tokens_per_second, peer.peer_id))  # the unmeasured come first
     wanted: dict[PeerId, PeerRecord] = {}
     for rival in rivals:
@@ -108,5 +110,5 @@ def better_group(peers: Peers, me: PeerRecord, stages: int) -> Sequence[PeerId] 
 
 
 def backoff_seconds(attempt: int, jitter: float) -> float:
-    """How long a peer waits after a failed attempt: 0.25 s doubling to 2 s, times `jitter` in [0.5, 1.5)."""
+    """The pause after a failed attempt, in seconds: 0.25 doubling to 2, times `jitter` in [0.5, 1.5)."""
     return pause_after(attempt + 1, 0.25, 2.0) * jitter

@@ -1,4 +1,4 @@
-"""Who sits beside a stage in a group: the stage before it has called it, and it calls the stage behind.
+"""The neighbours of a stage in a group: the stage before has called it, and it calls the stage behind.
 
 A group grows from its first stage on. Each stage that has one before it calls a free volunteer of the next, and tells
 the one before who is seated from it on, until those are all. So nobody is held by a group that cannot grow, and a stage
@@ -30,26 +30,27 @@ from protocol.trust.records import PeerRecord
 NO_GROUP = ReplicaId("")
 
 EAGER = 3
-"""After so many failures in a row a peer takes its time."""
+"""The number of failures in a row after which a peer pauses before the next attempt."""
 
 MEASURED = 4
-"""To so many candidates for a seat the distance is measured."""
+"""The number of candidates for a seat whose distance is measured."""
 
 MEASURE_SECONDS = 1.5
-"""Who does not answer twice in so long is too far away, or too busy."""
+"""The seconds within which a candidate has to answer twice; else it is too far away, or too busy."""
 
 SEAT_SECONDS = 3.0
 """The time within which a volunteer has to take its seat: a slower one is no use to a group."""
 
 TURN_SECONDS = 0.1
-"""Who says more often who is seated behind it runs ahead, and is cut off: each word is passed on to the first stage."""
+"""The shortest time between two messages of a neighbour on who is seated behind it, in seconds. A quicker one is cut
+off, as each message is passed on to the first stage."""
 
 FILL_SECONDS = 20.0
 """The time for each stage behind it within which who has taken a seat has to fill the next, if there is another of its
 stage: it may be unable to reach whom that one can."""
 
 REGROUP_SECONDS = 15.0
-"""So long a stage waits for whom another group has to let go; then it takes whoever is free."""
+"""The seconds that a stage waits for a member that another group has to release; then it takes any free one."""
 
 
 @dataclass(slots=True)
@@ -69,11 +70,11 @@ class GroupSeats:
     replica: ReplicaId = NO_GROUP
     """The group that this stage is in; empty: none."""
     behind: tuple[PeerId, ...] = ()
-    """Who serves the stages behind this one, as far as they are seated."""
+    """The peers that serve the stages behind this one, as far as they are seated."""
     usual: PeerId | None = None
-    """Who sat behind this stage in its last group."""
+    """The peer that sat behind this stage in its last group."""
     wished: PeerId | None = None
-    """Who is to sit there next, for whom it waits `until`."""
+    """The peer that is to sit there next, for which this stage waits `until`."""
     until: float = 0.0
     silences: Backoffs = field(default_factory=lambda: Backoffs(SILENT_SECONDS, MOST_SILENT_SECONDS))
     """The volunteers that did not answer there in time: they are not called again for the same."""
@@ -101,7 +102,7 @@ class GroupSeats:
 
     @property
     def members(self) -> tuple[PeerId, ...]:
-        """Who is seated from this stage on."""
+        """The peers that are seated from this stage on."""
         return self._me.peer_id, *self.behind
 
     @property
@@ -187,7 +188,7 @@ class GroupSeats:
     # The stage behind
 
     async def fill(self) -> None:
-        """Until every stage behind this one has somebody."""
+        """Call peers until every stage behind this one is seated."""
         attempt = 0
         while not self.whole:
             if self.downstream is None:
@@ -210,7 +211,7 @@ class GroupSeats:
                 attempt += 1
 
     async def _candidate(self, attempt: int, without: PeerId | None = None) -> PeerRecord | None:
-        """Whom to call next, after so many in vain; None: nobody is free."""
+        """Return the peer to call next, after `attempt` vain attempts; None if nobody is free."""
         discovery = self.reconciler.discovery
         there = {peer.peer_id: peer for peer in discovery.peers() if peer.role == "volunteer"}
         if self.wished is not None and monotonic() < self.until:
@@ -239,7 +240,7 @@ class GroupSeats:
         return self.downstream is not None
 
     async def _hear(self, seconds: float) -> None:
-        """Who is seated behind this stage now.
+        """Receive who is seated behind this stage now.
 
         Raises:
             LostMemberError, BreachError: the one behind it is gone, or says what cannot be.
@@ -326,7 +327,7 @@ class GroupSeats:
 
 
 async def pause(news: Notifier, failures: int) -> None:
-    """Between two groups, of which so many have failed in a row. After a few, news do not shorten it: each attempt
-    makes some."""
+    """Pause between two groups, after `failures` in a row. After a few failures, news do not shorten the pause, as each
+    attempt makes some."""
     seconds = backoff_seconds(failures, random.uniform(0.5, 1.5))
     await (news.wait(seconds) if failures <= EAGER else asyncio.sleep(seconds))

@@ -32,7 +32,7 @@ from protocol.identity import PeerId, ReplicaId
 from protocol.net.tasks import Children
 
 REGROUP_ROUNDS = 4
-"""After the first round, and then after so many, volunteers look whether groups would be quicker with others."""
+"""The number of rounds, after the first, between two looks at whether groups with other members would be quicker."""
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class ServedStage:
     agreement: Agreement = field(init=False)
     slow_members: SlowMembers = field(init=False)
     offer: OfferFrame | None = None
-    """What this group has agreed on last."""
+    """The last offer that this group has agreed on."""
     told: tuple[PeerId, ...] = ()
     """The group that was told of last; empty: none, or it is broken."""
 
@@ -97,7 +97,8 @@ class ServedStage:
         await self.here.contribute()
 
     async def _pause(self, failures: int) -> int:
-        """Before the first stage tries again, after so many failures in a row. Returns how many they are now."""
+        """Pause before the first stage tries again, after so many failures in a row. Returns the new number of
+        failures."""
         if self.is_first and failures:
             await pause(self.outer.discovery.news, failures)
         return failures + 1
@@ -105,7 +106,7 @@ class ServedStage:
     # Seats
 
     async def _take_seats(self) -> None:
-        """Until the group is whole. The rounds of the others go on meanwhile, and so do ours.
+        """Wait until the group is whole. The rounds of the others go on meanwhile, and so do ours.
 
         Raises:
             LostMemberError: the stage before is gone, meanwhile.
@@ -238,7 +239,7 @@ class ServedStage:
 
     @contextmanager
     def _checking(self) -> Iterator[SpotChecking]:
-        """What the neighbours send in this inner loop is checked now and then."""
+        """Check at random what the neighbours send in the inner loop of this block."""
         pipeline = self.here.pipeline
         assert pipeline is not None
         assert pipeline.received is not None
@@ -275,9 +276,9 @@ class ServedStage:
             await self._regroup(better)
 
     def _better_group(self, round: int) -> list[PeerId] | None:
-        """Before this peer contributes to a round: in which group it shall be after it; None: in this one. Nobody
-        changes groups before all that are waited for have contributed, so all see the same groups. Where all take H
-        steps it is the slowest group that counts, which no change makes quicker."""
+        """Return the group in which this peer shall be after this round, decided before it contributes; None: the
+        present one. Nobody changes groups before all expected contributions are in, so all peers see the same groups.
+        Where all take H steps the slowest group decides how long a round takes, and no change makes it quicker."""
         outer = self.outer
         if (round + 1) % REGROUP_ROUNDS != 2 or not outer.manifest.inner.most_steps or self.offer is None:
             return None
@@ -286,7 +287,7 @@ class ServedStage:
         return None if better is None or tuple(better) == self.offer.members else [*better]
 
     async def _regroup(self, better: list[PeerId]) -> None:
-        """Between two rounds: out of this group, for one that suits better."""
+        """Leave this group between two rounds, for one that suits better."""
         assert self.offer is not None
         outer, stage, members = self.outer, self.here.trainer.index, self.offer.members
         behind = better[stage + 1] if better and stage + 1 < len(members) else None

@@ -32,7 +32,7 @@ from protocol.net.blobs import BlobService
 from protocol.outer.data_plan import Spans
 
 LOOK_SECONDS = 1.0
-"""So often whoever watches a step, or waits for the offer of a round, looks at it."""
+"""How often a step, or the wait for a round's offer, is checked, in seconds."""
 
 LONG_STEP_SECONDS = 10.0
 """A step that has lasted so long is worth a word about whom it waits for."""
@@ -63,13 +63,13 @@ class StageRound:
     steps: int = 0
     own_steps: int = 0
     share: Spans = ()
-    """What stage 0 reads in this round, a chunk for each step of its own."""
+    """The text that stage 0 reads in this round: a chunk for each of its own steps."""
     goal: int = 0
     """The inner steps that the group means to take in this round."""
     compression: int = 1
     """d / k of the frames of this round."""
     digests: dict[str, str] = field(default_factory=dict)
-    """Of the outer state that it was loaded from, by part."""
+    """The digests of the outer state that the stage was loaded from, by part."""
     pipeline: PipelineStage | None = None
     attempt: Attempt | None = None
     """The attempt of the group that it is in."""
@@ -102,7 +102,7 @@ class StageRound:
 
     @property
     def embedding_digest(self) -> str:
-        """That of the token embedding that all stages must hold; empty if they need none."""
+        """The digest of the token embedding that all stages must hold; empty if they need none."""
         return self.digests.get(EMBEDDING, "") if self.outer.manifest.compressed else ""
 
     def group_digest(self, behind: str) -> str:
@@ -304,8 +304,8 @@ class StageRound:
         self.round = self.steps = self.own_steps = 0
 
     async def follow(self, interrupted: Callable[[], bool], wait: Callable[[], Waiting]) -> None:
-        """Without a group: follow the rounds of the others, until interrupted or the run is over. `wait`: what this
-        peer waits for meanwhile."""
+        """Follow the rounds of the others without a group, until interrupted or until the run is over. `wait` returns
+        what this peer waits for meanwhile."""
         while not (self.outer.over or interrupted()):
             await self.handover.inherit()
             ready = await wait_for_round(self.outer, self.outer.clock, lambda: interrupted() or self.handover.due, wait)
@@ -326,7 +326,7 @@ class StageRound:
 
 @dataclass(frozen=True, slots=True)
 class RoundText:
-    """What stage 0 reads in a round, and its word on when its inner loop ends."""
+    """The text that stage 0 reads in a round, and its decision on when its inner loop ends."""
 
     here: StageRound
     reader: Reader
@@ -337,8 +337,8 @@ class RoundText:
         return await self.reader.batch(here.outer.workload.upcoming(here.round, here.share, here.own_steps + later))
 
     def ends(self) -> bool:
-        """After as many steps as the group means to take, or earlier: one more would be too late for the others, or
-        they are all done."""
+        """Tell whether the inner loop ends now: after as many steps as the group means to take, or earlier where one
+        more would be too late for the others, or where all others have finished."""
         outer = self.here.outer
         steps = self.here.steps + 1
         return steps >= self.here.goal or bool(outer.late(self.here.round, steps)) or outer.leaving

@@ -1,4 +1,4 @@
-"""How long an inner step may take, and who holds it up. Pure."""
+"""The time that an inner step may take, and the member that holds it up. Pure."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -7,40 +7,41 @@ from statistics import median
 STEPS_REMEMBERED = 16
 
 PATIENCE = 20.0
-"""So many usual steps a step may take: a volunteer at a tenth of the others' speed, who has just taken a quick one's
-seat or begun something else on its machine, takes ten, and its link may be busy. Signs of life tell of worse."""
+"""The longest step, in usual steps: a volunteer at a tenth of the others' speed, who has just taken a quick one's seat
+or begun something else on its machine, takes ten, and its link may be busy. Missing heartbeats tell of worse."""
 
 LEAST_SECONDS = 20.0
 """No step is too long before: one may usually take milliseconds, and a machine that swaps, or a link that drops what it
 carries, takes seconds."""
 
 FIRST_SECONDS = 120.0
-"""Before anything is measured a step may take so long: models are loaded and compiled in the first step."""
+"""The longest first step, in seconds, before anything is measured: models are loaded and compiled in it."""
 
 FIRST_PATIENCE = 8.0
-"""Or so many times what this peer's own passes take: the pipeline fills, and others are slower or share its machine."""
+"""The longest first step, in times of what this peer's own passes take: the pipeline fills, and others are slower or
+share its machine."""
 
 TRUSTED = 4.0
-"""What another stage tells of how long to wait counts up to so many times what this peer would."""
+"""The longest wait that another stage may ask for, in times of this peer's own."""
 
 FURTHER = 0.25
-"""For each stage between it and the end of the group, a neighbour is waited for so much longer."""
+"""The share by which a neighbour is waited for longer, for each stage between it and the end of the group."""
 
 
 @dataclass(slots=True)
 class StepPace:
-    """What the last inner steps of this peer took, in seconds, in whatever group."""
+    """The durations of this peer's last inner steps, in seconds, in whatever group."""
 
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=STEPS_REMEMBERED))
     first: float = FIRST_SECONDS
-    """How long the first may take, which no other tells of."""
+    """The longest first step, in seconds; it is not taken from others."""
 
     def remember(self, seconds: float) -> None:
         """A step has ended well."""
         self.seconds.append(seconds)
 
     def bound(self) -> float:
-        """After so many seconds somebody holds the step up."""
+        """The seconds after which somebody holds the step up."""
         return max(LEAST_SECONDS, PATIENCE * median(self.seconds)) if self.seconds else self.first
 
     def bound_in(self, told: float) -> float:
@@ -53,8 +54,8 @@ class StepPace:
 
 
 def first_seconds(tokens: int, tokens_per_second: float) -> float:
-    """How long the first inner step of so many tokens may take, by the speed of this peer's own passes. By its own:
-    what others say of theirs may be a lie that holds everybody up."""
+    """The longest first inner step of `tokens` tokens in seconds, by the speed of this peer's own passes. Others'
+    statements of theirs may be lies that hold everybody up."""
     return max(FIRST_SECONDS, FIRST_PATIENCE * tokens / tokens_per_second)
 
 

@@ -1,4 +1,4 @@
-"""How a peer comes to the state of the others: from its own folder, by catching up, or by taking theirs over."""
+"""The ways of a peer to the state of the others: from its own folder, by catching up, or by adopting theirs."""
 
 import asyncio
 from collections.abc import Collection

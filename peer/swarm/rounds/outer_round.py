@@ -58,7 +58,7 @@ class OuterLoop:
     optimizer: Mapping[str, Tensor] = field(default_factory=dict)
     """The optimizer's state as it was kept last: in the newest checkpoint, not in memory."""
     handovers: Handovers = field(default_factory=Handovers)
-    """What passed between this peer and others that left, or that took its place."""
+    """The handovers between this peer and others that left, or that took its place."""
     credited: OwnCredit = field(default_factory=OwnCredit)
     asked_to_leave: asyncio.Event = field(default_factory=asyncio.Event)
     """Is set when the user asks this peer to leave."""
@@ -70,7 +70,8 @@ class OuterLoop:
     """This peer has looked, after the last round, whether the others hold what it holds; in an earlier process, too."""
     told_finished: bool = False
     gathering_since: float | None = None
-    """When this peer first saw a replica that had formed, in seconds of `monotonic`; None: there was none yet."""
+    """The time at which this peer first saw a replica that had formed, in seconds of `monotonic`; None: there was none
+    yet."""
     nobodys: int = 0
     """A round to which nobody can contribute any more (`round_policy.is_nobodys`); 0: there is none."""
     present: bool = False
@@ -346,7 +347,8 @@ class OuterLoop:
                     self.arrivals_of(round).arrivals.setdefault(part, {}).setdefault(author, now)
 
     def late(self, round: int, steps: int = 0) -> str:
-        """Why a replica that still trains in this round should end its inner loop with the `steps` it has; or empty."""
+        """Return why a replica that still trains in this round should end its inner loop with the `steps` it has; empty
+        if it should not."""
         if self.told_over:
             return "the run is over"
         self.record_arrivals()

@@ -1,4 +1,5 @@
-"""What of this peer's own counts in the rounds, and if not, why: in words, for its event log. It decides nothing."""
+"""The reasons why this peer's own contributions to the rounds count or do not, in words, for its event log. Nothing is
+decided here."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from protocol.trust.records import PeerRecord
 Parts = Mapping[Part, FollowedPart]
 
 TOLD = 256
-"""So many verdicts are remembered: more than there are open rounds and parts that a peer authors."""
+"""The number of verdicts that are remembered: more than there are open rounds and parts that a peer authors."""
 
 IDLE = "it did no inner step of its own in it"
 ON_TRIAL = "it is on trial, and the run's operator has not let its contributions count yet"
@@ -26,7 +27,7 @@ TWICE = f"this peer had contributed to it in another group; {KEPT}"
 
 
 def objection(part: Part, each: FollowedPart, round: int, me: PeerRecord) -> str:
-    """Why what this peer contributed to a part in an open round does not count as of now; empty: it does."""
+    """Return why this peer's contribution to a part in an open round does not count as of now; empty: it does."""
     ledger, name = each.ledger, ContributionName(part, round, me.peer_id)
     if me.peer_id in ledger.chosen(round):
         return ""
@@ -43,14 +44,14 @@ def objection(part: Part, each: FollowedPart, round: int, me: PeerRecord) -> str
 
 @dataclass(slots=True)
 class OwnCredit:
-    """What has been told of each round and part: why it does not count, or that it does (empty). `given_up`: the rounds
-    of which it has been told for whom this peer does not wait."""
+    """The verdicts that were emitted for each round and part: why the contribution does not count, or empty where it
+    does. `given_up`: the rounds for which it was emitted whom this peer does not wait for."""
 
     told: dict[tuple[int, Part], str] = field(default_factory=dict)
     given_up: set[int] = field(default_factory=set)
 
     def withheld(self, emit: Listener, round: int, withheld: Collection[Part], parts: Parts) -> None:
-        """What was done for these parts is not contributed."""
+        """Emit that the work for these parts is not contributed."""
         reasons: dict[str, list[str]] = {}
         for part in sorted(withheld):
             self.told[round, part] = TWICE if round in parts[part].own else TOO_LATE

@@ -45,7 +45,7 @@ class FollowedPart:
     steps: dict[int, dict[PeerId, int]] = field(default_factory=dict)
     claims: list[Claim] = field(default_factory=list)
     digest: str = ""
-    """Of the grid; empty while that changes."""
+    """The digest of the grid; empty while the grid changes."""
     left_after: int = 0
     """The last round that this peer had contributed to when it left a stage, this one or another, to move; 0: none."""
 
@@ -69,7 +69,8 @@ class FollowedParts:
     """Contributions decoded when they came, until they are settled."""
     closed: Closed = lambda part, round, counted: None
     reading: Reading = field(init=False)
-    """What has been read, and what is to be: a function of the embedding's closed rounds, for who follows it."""
+    """The chunks of text that have been read, and those that are to be: a function of the embedding's closed rounds,
+    for the peers that follow it."""
 
     def __post_init__(self) -> None:
         """Begin before round 1."""
@@ -240,9 +241,9 @@ def steps_read(contributions: Iterable[Contribution]) -> dict[int, int]:
 
 
 def rounds_kept(manifest: Manifest, part: Part) -> int:
-    """How many closed rounds' contributions a peer keeps, for those that come from an older state: as many as the run's
-    replicas make in the bytes of one state. Who follows the run at all fetches a state in less time than these take;
-    more of them would be more to fetch than a later state."""
+    """The number of closed rounds whose contributions a peer keeps, for peers that come from an older state: as many as
+    the run's replicas make in the bytes of one state. Whoever follows the run at all fetches a state in less time than
+    these take; more of them would be more to fetch than a later state."""
     state = 4 * elements(part_layout(manifest, part))
     return state // (manifest.replicas.total * max_bytes(manifest, part))
 

@@ -1,5 +1,5 @@
-"""When an outer round is over for a peer, and how long it waits for slow replicas. Both are decided from what the peer
-has seen of this round and of past ones, and from the time. Pure."""
+"""The end of an outer round for a peer, and the wait for slow replicas. Both are decided from the arrivals of this
+round and of past ones, and from the time. Pure."""
 
 from collections import deque
 from collections.abc import Collection, Container, Sequence
@@ -77,8 +77,8 @@ class Pace:
         return self.patience * max(median(self.delays) if self.delays else 0.0, LEAST_SECONDS)
 
     def wait(self, started: float, arrivals: Sequence[float], expected: int, last: bool = False) -> float | None:
-        """Until when to wait for the rest of `expected` contributions; None while less than half are here. After the
-        run's `last` round none can make up for what is missed.
+        """Return the time until which to wait for the rest of `expected` contributions; None while fewer than half are
+        in. After the run's `last` round none can make up for what is missed.
 
         `started` is when this round began, `arrivals` when each contribution came, in seconds of one clock.
         """
@@ -95,7 +95,7 @@ class Pace:
         return half + known + min(credit, max(0.0, most - known))
 
     def stop(self, started: float, arrivals: Sequence[float], expected: int) -> float | None:
-        """When a replica that is not done yet ends its inner loop."""
+        """Return the time at which a replica that is not done yet ends its inner loop."""
         until, half = self.wait(started, arrivals, expected), self._half(started, arrivals, expected)
         return None if until is None or half is None else half + EARLY_SHARE * (until - half)
 
@@ -161,32 +161,33 @@ class Pace:
         self.used = min(max(0.0, self.used + more), MOST_CREDIT * (length + usual))
 
     def _half(self, started: float, arrivals: Sequence[float], expected: int) -> float | None:
-        """When half were here, but not before they usually are: what a broken group had done comes early."""
+        """Return the time at which half of the contributions were in, but not before they usually are: the steps of a
+        broken group come early."""
         half = halfway(arrivals, expected)
         return half if half is None or not self.halves else max(half, started + median(self.halves))
 
 
 def halfway(arrivals: Sequence[float], expected: int) -> float | None:
-    """When half of the expected contributions were here."""
+    """Return the time at which half of the expected contributions were in."""
     needed = max(1, (expected + 1) // 2)
     return sorted(arrivals)[needed - 1] if len(arrivals) >= needed else None
 
 
 @dataclass(slots=True)
 class RoundArrivals:
-    """When a round began at this peer, when each contribution came, and when this peer saw that the others had gone on,
-    in seconds of one clock."""
+    """The times at which a round began at this peer, each contribution arrived, and this peer saw that the others had
+    gone on, in seconds of one clock."""
 
     started: float
     arrivals: dict[Part, dict[PeerId, float]] = field(default_factory=dict)
     passed: float | None = None
 
     def lasted(self, part: Part) -> dict[PeerId, float]:
-        """How many seconds after the round's beginning each contribution to a part came."""
+        """The seconds from the round's beginning to the arrival of each contribution to a part."""
         return {author: at - self.started for author, at in self.arrivals.get(part, {}).items()}
 
     def arrived(self, part: Part) -> list[float]:
-        """When the contributions to a part came."""
+        """The times at which the contributions to a part arrived."""
         return list(self.arrivals.get(part, {}).values())
 
 
@@ -207,11 +208,11 @@ class RoundSeen:
     round: int
     parts: Sequence[PartSeen]
     started: float
-    """When the round began here."""
+    """The time at which the round began here."""
     passed: float | None
-    """When this peer, still waiting, saw that the others had gone on; None: they have not."""
+    """The time at which this peer, still waiting, saw that the others had gone on; None: they have not."""
     least: int
-    """So many contributions to each part there must be."""
+    """The least number of contributions to each part."""
     applied_in: int
     """The round at whose end the contributions are applied: a later one where the exchange overlaps with training."""
     is_last: bool
@@ -239,20 +240,20 @@ def others_are_done(seen: RoundSeen, me: PeerId) -> bool:
 
 
 def patience_with_those_behind(pace: Pace) -> float:
-    """For how many seconds peers that are rounds behind are waited for."""
+    """The seconds for which peers that are rounds behind are waited for."""
     return max(BEHIND_ROUNDS * pace.usual, BEHIND_SECONDS)
 
 
 def most_wait_for_those_behind(seen: RoundSeen, pace: Pace, furthest: int) -> float:
-    """How many seconds a round's end is put off at most for others that are all rounds behind: a window would close
-    here before it closes there; 0: they are not. `furthest` is the round that at least one of them has finished, as
-    far as it has signed contributions; 0: none."""
+    """The longest wait, in seconds, by which a round's end is put off for others that are all rounds behind: a window
+    would close here before it closes there; 0: they are not. `furthest` is the round that at least one of them has
+    finished, as far as it has signed contributions; 0: none."""
     behind = 0 < furthest < seen.applied_in - 1
     return patience_with_those_behind(pace) if behind else 0.0
 
 
 def seconds_left(seen: RoundSeen, pace: Pace, now: float) -> float | None:
-    """Until a peer goes on without the contributions that are missing; None: nothing says so yet."""
+    """Return the seconds until a peer goes on without the contributions that are missing; None: nothing says so yet."""
     waits = [pace.wait(seen.started, part.arrivals, len(part.awaited), seen.is_last) for part in seen.parts]
     if None not in waits:
         return max(wait for wait in waits if wait is not None) - now
@@ -262,14 +263,14 @@ def seconds_left(seen: RoundSeen, pace: Pace, now: float) -> float | None:
 
 
 def why_go_on(seen: RoundSeen, now: float) -> str:
-    """Why a peer goes on without the contributions that are missing, in words."""
+    """Return why a peer goes on without the contributions that are missing, in words."""
     why = "most contributions are here" if seen.passed is None else "the others have gone on"
     return f"{why}, and the round has lasted {now - seen.started:.0f} s"
 
 
 def why_stop(seen: RoundSeen, pace: Pace, now: float) -> str:
-    """Why a replica that still trains in the round should end its inner loop with the steps it has; empty: it should
-    not."""
+    """Return why a replica that still trains in the round should end its inner loop with the steps it has; empty: it
+    should not."""
     if others_have_gone_on(seen):
         return "the others have gone on to the next one"
     stops = [pace.stop(seen.started, part.arrivals, len(part.awaited)) for part in seen.parts]
@@ -279,8 +280,9 @@ def why_stop(seen: RoundSeen, pace: Pace, now: float) -> str:
 
 
 def awaited(peers: Peers, part: Part, round: int, told: Collection[PeerId] = ()) -> frozenset[PeerId]:
-    """Whose contribution to a part and round there is, or is to come: of all who train, those who are at it, those who
-    say that it is out, and those of whom it was `told`, though they may be out with the next one already."""
+    """The peers expected to contribute to `part` in `round`: of all that train, those that work on the round, those
+    that say that their contribution is out, and those in `told`, whose contribution was announced, though they may be
+    out with the next one already."""
     return frozenset(
         peer.peer_id
         for peer in authors(peers, part)
@@ -317,8 +319,8 @@ def is_nobodys(me: PeerRecord, members_at: Collection[int], others: Peers) -> bo
 
 
 def least_contributions(round: int, clock: int, replicas: int, gathered: bool) -> int:
-    """How many contributions to each part there must be for a peer that works on round `clock` of a run of so many
-    `replicas`. While these are still waited for (not `gathered`), the first round is of all of them, seen already or
-    not; the present one is not of nobody. One that is over may be: after a power cut, all go on from where one of them
-    was."""
+    """Return how many contributions each part must have for a peer that works on round `clock` of a run of so many
+    `replicas`. While these are still waited for (not `gathered`), the first round needs all of them, seen already or
+    not; the present one needs at least one. A round that is over may have none: after a power cut, all go on from the
+    round of one of them."""
     return replicas if round == 1 and not gathered else int(round >= clock)

@@ -1,4 +1,4 @@
-"""How many inner steps this peer's replica takes in a round, and which chunks of the text it reads in them.
+"""The number of inner steps that this peer's replica takes in a round, and the chunks of the text it reads in them.
 
 Replicas differ in speed, and a round is over when the slowest has contributed that is worth waiting for. With
 `inner.most_steps` a quick one takes more than H steps meanwhile.
@@ -21,7 +21,7 @@ from protocol.outer.data_plan import Spans, beginning, chunks
 ROUNDS_REMEMBERED = 8
 
 TRAVEL_SECONDS = 2.0
-"""In this time, as a rule, news of a contribution is here, and it follows the news."""
+"""The typical delay of a contribution after its announcement, in seconds."""
 
 UNEVEN = 1.25
 """Replicas whose speeds differ by less are even: over slow lines contributions travel for longer."""
@@ -32,8 +32,8 @@ STEADY = 0.05
 
 @dataclass(slots=True)
 class Speeds:
-    """What a peer has seen of the speeds of replicas, in seconds an inner step: the slowest other's and its own, of the
-    last rounds. Pure."""
+    """The speeds of replicas, in seconds an inner step: the slowest other's and this peer's own, of the last rounds.
+    Pure."""
 
     slowest: deque[float] = field(default_factory=lambda: deque(maxlen=ROUNDS_REMEMBERED))
     own: deque[float] = field(default_factory=lambda: deque(maxlen=ROUNDS_REMEMBERED))
@@ -52,11 +52,13 @@ class Speeds:
 
     @property
     def ratio(self) -> float:
-        """How many steps this peer's replica takes while the slowest takes one; 1: as many, or nobody knows yet."""
+        """The number of steps that this peer's replica takes while the slowest takes one; 1: as many, or nobody knows
+        yet."""
         return median_low(self.slowest) / median_low(self.own) if self.own else 1.0
 
     def goal(self, usual: int, most: int) -> int:
-        """How many steps to take in a round in which the slowest takes the `usual` number, `most` at most."""
+        """Return the number of steps to take in a round in which the slowest takes the `usual` number, `most` at
+        most."""
         return min(most, int(usual * self.ratio)) if self.ratio >= UNEVEN else usual
 
 
