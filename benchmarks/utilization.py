@@ -67,7 +67,7 @@ from shaped.computed import computed_table, measure_compute, small
 from shaped.hosts import Hosts, hosts, missing
 
 import protocol.net.bandwidth
-from peer.planning.model import HEADERS
+from peer.planning.model import HEADERS_SHARE
 from peer.swarm.group.inner_step import PipelineStage
 from peer.torch_thread import TorchThread
 from protocol.identity import Endpoint
@@ -219,7 +219,7 @@ def measure(
                     own_answers = answers[: case.stages]
                     seconds = max(each["seconds"] for each in own_answers) / case.steps
                     depth = [each["depth"] for each in own_answers]
-                    models = [modelled(manifest, case, rate, outer, headers) for headers in (0.0, HEADERS)]
+                    models = [modelled(manifest, case, rate, outer, headers) for headers in (0.0, HEADERS_SHARE)]
                     shares = case.ideal_seconds / seconds, case.hardware_seconds / seconds
                     rows.append(Row(1 / manifest.compressions[0], rate, outer, *shares, *models, depth))
                     print(f"{table(rows[-1:])}", file=sys.stderr, flush=True)

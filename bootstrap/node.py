@@ -39,7 +39,7 @@ from protocol.trust.membership_card import Authority
 from protocol.trust.records import Register
 from protocol.trust.ticket import ADDRESSES_KEPT, Ticket, recall_addresses, remember_addresses
 
-GRACE_SECONDS = 2.0
+NODE_GRACE_SECONDS = 2.0
 """The seconds that calls in flight may take to end when the node stops."""
 
 RECORDS_SECONDS = 2.0
@@ -112,9 +112,9 @@ async def serve_node(
     async with AsyncExitStack() as opened:
         opened.push_async_callback(dht.stop)
         peers_gate = await gates.bind(where.host, where.port and where.port + 2, OF_PEERS, PEERS_SHARE)
-        opened.push_async_callback(peers_gate.close, GRACE_SECONDS)
+        opened.push_async_callback(peers_gate.close, NODE_GRACE_SECONDS)
         door_gate = await gates.bind(where.host, where.port, AT_DOOR, DOOR_SHARE)
-        opened.push_async_callback(door_gate.close, GRACE_SECONDS)
+        opened.push_async_callback(door_gate.close, NODE_GRACE_SECONDS)
         opened.callback(service.hang_up)
         interceptors = [Guard(admission_policy.objection, peers_gate.authenticate), AnyBytes()]
         peers_server = grpc.aio.server(options=options(descriptor.manifest), interceptors=interceptors)

@@ -78,7 +78,7 @@ from protocol.trust.membership_card import Authority, Signer
 from protocol.trust.records import PeerRecord, Register
 from protocol.wording import size, tail
 
-GRACE_SECONDS = 2.0
+PEER_GRACE_SECONDS = 2.0
 """The seconds that calls in flight may take to end when the peer stops."""
 
 
@@ -236,7 +236,7 @@ async def _open(
         await gate.close(0.0)
         raise
     opened.push_async_callback(dht.stop)
-    opened.push_async_callback(gate.close, GRACE_SECONDS)
+    opened.push_async_callback(gate.close, PEER_GRACE_SECONDS)
     record = PeerRecord(
         peer_id=identity.peer_id,
         **addresses_told(way, gate.port, dht, settings.relay),

@@ -20,7 +20,7 @@ from peer.settings import PeerSettings
 from peer.store.disk import Space, require_space, space_in
 from peer.store.membership import Remembered, read_membership, recall, write_membership
 from peer.store.served import ContributionStore
-from peer.swarm.group.stragglers import FIRST_SECONDS
+from peer.swarm.group.stragglers import FIRST_STEP_SECONDS
 from peer.swarm.text_reader import TextSources
 from peer.telemetry.decisions import Placed
 from peer.telemetry.events import Joined, Listener, Progress, Warned
@@ -374,11 +374,11 @@ def require_bandwidth(manifest: Manifest, stage: int, max_up: float | None, max_
     down = (ahead[0] if stage > 0 else 0) + (ahead[1] if stage < last else 0)
     for flag, limit, frames in (("--max-up", max_up, up), ("--max-down", max_down, down)):
         megabits = 8 * WIRE * frames * manifest.inner.microbatches / 1e6
-        if limit is not None and megabits / limit > FIRST_SECONDS / 2:
-            least = math.ceil(2 * megabits / FIRST_SECONDS)
+        if limit is not None and megabits / limit > FIRST_STEP_SECONDS / 2:
+            least = math.ceil(2 * megabits / FIRST_STEP_SECONDS)
             raise UserError(
                 f"{flag} {limit:g}: the frames of one inner step of stage {stage} take {megabits / limit:.0f} s at this"
-                f" rate, and a group gives a first step {FIRST_SECONDS:.0f} s in all; "
+                f" rate, and a group gives a first step {FIRST_STEP_SECONDS:.0f} s in all; "
                 f"give at least {least}, or no limit",
                 Shortage(
                     f"{least} Mb/s {flag.removeprefix('--max-')}, and {flag} gives {limit:g}", f"give {flag} {least}"

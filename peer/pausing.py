@@ -15,7 +15,7 @@ from protocol.errors import ResourceError, UserError
 
 MARKER = "paused"
 
-LOOK_SECONDS = 1.0
+PAUSE_POLL_SECONDS = 1.0
 """How often a peer checks whether it is to pause, or to go on, in seconds."""
 
 BY_COMMAND = "by `hetpeer pause`; `hetpeer resume` goes on"
@@ -73,14 +73,14 @@ class Pauses:
         while True:
             if reason := self.reason():
                 return reason
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(PAUSE_POLL_SECONDS)
 
     async def wait_until_over(self) -> None:
         """Wait until this peer is to go on."""
         while True:
             if not self.reason():
                 return
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(PAUSE_POLL_SECONDS)
 
 
 def is_told(folder: Path) -> bool:

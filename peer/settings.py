@@ -23,7 +23,7 @@ from protocol.run.run_files import HELD_OUT, TRAIN, Descriptor, files_needed
 from protocol.trust.membership_card import Role
 from protocol.trust.ticket import Ticket
 
-LOW = 10
+LOW_NICENESS = 10
 """The niceness of a volunteer's torch thread: whatever else runs on the machine goes first."""
 
 UNITS = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "mib": 2**20, "gib": 2**30, "tib": 2**40}
@@ -145,7 +145,7 @@ class PeerSettings:
     @property
     def niceness(self) -> int:
         """The niceness of what computes."""
-        return LOW if self.priority == "low" else 0
+        return LOW_NICENESS if self.priority == "low" else 0
 
     @property
     def wish(self) -> Wish:

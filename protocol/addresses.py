@@ -8,7 +8,7 @@ from protocol.errors import FormatError
 WILDCARDS = ("0.0.0.0", "::")
 """Hosts that stand for every interface of this machine: one listens on them, and nobody can dial them."""
 
-MOST_CHARACTERS = 256
+MOST_ADDRESS_CHARACTERS = 256
 
 LOOPBACK = "127.0.0.1"
 
@@ -31,7 +31,9 @@ def split(address: str) -> tuple[str, int]:
     bracketed = host.startswith("[") and host.endswith("]")
     host = host[1:-1] if bracketed else host
     if (
-        not (colon and host and len(address) <= MOST_CHARACTERS and address.isprintable() and " " not in address)
+        not (
+            colon and host and len(address) <= MOST_ADDRESS_CHARACTERS and address.isprintable() and " " not in address
+        )
         or not (port.isascii() and port.isdigit() and int(port) < 2**16)
         or bracketed != (":" in host)
         or {"[", "]"} & set(host)

@@ -16,10 +16,10 @@ from protocol.model_sizes import Model
 
 Balance = Literal["count", "memory", "compute"]
 
-TRAINED_BYTES = 16
+CUT_TRAINED_BYTES = 16
 """The bytes of a trained value on the device: weight, gradient and AdamW's two moments, in fp32."""
 
-VALUE_BYTES = 4
+FP32_BYTES = 4
 
 KEPT_WIDTHS = 20
 """fp32 values that a layer keeps of each token for its backward pass, in units of d; SwiGLU's are 4 F more."""
@@ -113,14 +113,14 @@ def memory_costs(model: Model, stages: int, sizes: GroupSizes) -> list[StageCost
     """
     embedding, last = model.vocabulary * model.d, stages - 1
     first_trains = model.vocabulary * sizes.subspace if sizes.subspace and sizes.factored else embedding
-    anchor = VALUE_BYTES * embedding if sizes.subspace else 0
-    kept = VALUE_BYTES * sizes.microbatch * model.context * (KEPT_WIDTHS * model.d + 4 * model.ffn)
+    anchor = FP32_BYTES * embedding if sizes.subspace else 0
+    kept = FP32_BYTES * sizes.microbatch * model.context * (KEPT_WIDTHS * model.d + 4 * model.ffn)
     return [
         StageCost(
             fixed=anchor
-            + TRAINED_BYTES * (sizes.looked_up if stage else first_trains)
-            + TRAINED_BYTES * embedding * (stage == last),
-            a_layer=TRAINED_BYTES * model.matrix_values + kept * min(stages - stage, sizes.microbatches),
+            + CUT_TRAINED_BYTES * (sizes.looked_up if stage else first_trains)
+            + CUT_TRAINED_BYTES * embedding * (stage == last),
+            a_layer=CUT_TRAINED_BYTES * model.matrix_values + kept * min(stages - stage, sizes.microbatches),
         )
         for stage in range(stages)
     ]

@@ -25,7 +25,7 @@ BATCH_BYTES = 64 * 1024
 MOST_HAPPENED = 64
 """The things that happened in one batch. A peer that has more to tell says how many it left out."""
 
-MOST_SECONDS = 3600.0
+MOST_AGO_SECONDS = 3600.0
 """The largest `ago`: what happened longer ago is told as of an hour ago."""
 
 MOST_WORDS = 300
@@ -54,7 +54,7 @@ class Happened(Strict):
     """An event of a peer. `name` is the event's, as in `peer/telemetry/events.py`; `words` are for the log, and empty
     where the event is not worth a line there."""
 
-    ago: FiniteFloat = Field(0.0, ge=0, le=MOST_SECONDS)
+    ago: FiniteFloat = Field(0.0, ge=0, le=MOST_AGO_SECONDS)
     name: str = Field(max_length=32, pattern=r"^[A-Za-z]*$")
     words: ShortText = ""
     round: RoundNumber = 0

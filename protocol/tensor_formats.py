@@ -46,6 +46,8 @@ FORMATS: dict[str, TensorFormat] = {
 }
 """The formats by the names that manifests use. Checkpoints alone have fp16."""
 
+INT32_MAX = 2**31 - 1
+
 UNITS_PER_ONE = 2**26
 """The number of units in 1.0. An int32 then holds ±32, far beyond any weight, in steps of 1.5e-8: finer than float32
 from 0.25 on."""

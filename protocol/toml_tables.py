@@ -12,7 +12,7 @@ from protocol.errors import ManifestError
 MOST_DOTS = 1000
 """The most dots in a line of TOML: for a key a.a.a… tomllib needs memory that grows with the square of its length."""
 
-MOST_CHARACTERS = 200
+MOST_QUOTED_CHARACTERS = 200
 """The most characters of a file that an error repeats: errors are for a screen."""
 
 
@@ -52,8 +52,8 @@ def validated(kind: type[AnySection], tables: dict[str, Any], source: str, *with
         return kind.model_validate(tables)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join([*within, *map(str, first["loc"])])[:MOST_CHARACTERS] or "manifest"
-        reason = first["msg"].removeprefix("Value error, ")[:MOST_CHARACTERS]
+        where = ".".join([*within, *map(str, first["loc"])])[:MOST_QUOTED_CHARACTERS] or "manifest"
+        reason = first["msg"].removeprefix("Value error, ")[:MOST_QUOTED_CHARACTERS]
         raise ManifestError(f"{source}: {where if where.isprintable() else repr(where)}: {reason}") from None
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from group.processes import started
 
-from peer.planning.model import HEADERS, Volunteer, step_of, work_of
+from peer.planning.model import HEADERS_SHARE, Volunteer, step_of, work_of
 from protocol.manifest import Manifest, check_manifest
 from protocol.trust.keys import load_or_create
 from shaped.case import LATENCY, STAGES
@@ -54,7 +54,7 @@ def measure_compute(
                 loopback, seconds = (statistics.median(each) for each in zip(*taken[1:], strict=True))
                 work = work_of(small(compression))
                 passes = loopback / (work.microbatches + STAGES - 1)
-                on_link = Volunteer(1.0, rate * 1e6, rate * 1e6, LATENCY, HEADERS)
+                on_link = Volunteer(1.0, rate * 1e6, rate * 1e6, LATENCY, HEADERS_SHARE)
                 model = step_of(replace(work, operations=passes), on_link).utilization
                 rows.append(ComputedRow(1 / compression, rate, loopback, seconds, loopback / seconds, model))
                 print(computed_table(rows[-1:]), file=sys.stderr, flush=True)

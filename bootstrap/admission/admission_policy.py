@@ -16,7 +16,7 @@ from protocol.limits import SIGNED_BYTES
 from protocol.trust.attestations import KEPT
 from protocol.trust.membership_card import Card
 
-OBSERVER = "observer"
+OBSERVER_FOLDER = "observer"
 """The folder of the observer beside the node, in the node's folder."""
 
 
@@ -71,7 +71,7 @@ class AdmissionPolicy:
     def attestation(self) -> bytes:
         """The newest that the observer beside this node has made or heard of; empty: none."""
         try:
-            with (self.folder / OBSERVER / KEPT).open("rb") as file:
+            with (self.folder / OBSERVER_FOLDER / KEPT).open("rb") as file:
                 return file.read(SIGNED_BYTES)
         except OSError:
             return b""

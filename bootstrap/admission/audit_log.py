@@ -10,10 +10,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from bootstrap.admission.database import DATABASE, END_OF_TIME, LOG, changing, reading
 from protocol.files import LOG_BYTES
 
-MOST_BYTES = 2 * LOG_BYTES
+MOST_LOG_BYTES = 2 * LOG_BYTES
 """The most bytes of all entries; the oldest are deleted."""
 
-MOST_CHARACTERS = 300
+MOST_FIELD_CHARACTERS = 300
 """The most characters of one field: strangers' own words are cut there."""
 
 What = Literal["admitted", "renewed", "refused", "invited", "withdrawn", "revoked", "rewound", "noted"]
@@ -40,11 +40,11 @@ class AuditEntry(BaseModel):
     def line(self) -> str:
         """The entry as JSON in ASCII, as it is kept: 24 KiB at most."""
         known = self.model_dump(exclude_defaults=True)
-        cut = {name: each[:MOST_CHARACTERS] if isinstance(each, str) else each for name, each in known.items()}
+        cut = {name: each[:MOST_FIELD_CHARACTERS] if isinstance(each, str) else each for name, each in known.items()}
         return json.dumps(cut)
 
 
-def append_entry(folder: Path, entry: AuditEntry, most_bytes: int = MOST_BYTES) -> None:
+def append_entry(folder: Path, entry: AuditEntry, most_bytes: int = MOST_LOG_BYTES) -> None:
     """Add an entry, and forget the oldest of more than `most_bytes`. A power cut may take the last entries.
 
     Raises:

@@ -111,13 +111,13 @@ def date(seconds: float) -> str:
 
 DATABASE = "operator.sqlite3"
 
-VERSION = 1
+TABLES_VERSION = 1
 """The version of the tables, kept in the database as its `user_version`; 0: there are none yet."""
 
 BUSY_SECONDS = 10.0
 """The longest wait of one process for the changes of others, each of which takes milliseconds."""
 
-TABLES = (
+SQL_TABLES = (
     "CREATE TABLE run (closed INTEGER NOT NULL, trials INTEGER NOT NULL)",
     """CREATE TABLE invitations (id TEXT PRIMARY KEY, sha256 TEXT NOT NULL, uses INTEGER NOT NULL,
        issued INTEGER NOT NULL, expires INTEGER NOT NULL, revoked INTEGER NOT NULL, gateway INTEGER NOT NULL)""",
@@ -186,7 +186,7 @@ def connect(folder: Path) -> sqlite3.Connection:
             if _version(lists) == 0:  # no other process was first
                 _create(lists, folder)
             lists.execute("COMMIT")
-        if _version(lists) > VERSION:
+        if _version(lists) > TABLES_VERSION:
             raise ResourceError(f"{path} was written by a later version of hetpeer: install that one")
     except BaseException:
         lists.close()
@@ -226,7 +226,7 @@ def _create(lists: sqlite3.Connection, folder: Path) -> None:
     book = _read(folder / INVITATIONS, _Book.model_validate_json) or _Book()
     trials = _read(folder / TRIALS, Trials.model_validate_json) or Trials()
     revoked = _read(folder / REVOKED, _revoked_peers) or []
-    for statement in TABLES:
+    for statement in SQL_TABLES:
         lists.execute(statement)
     lists.execute("INSERT INTO run VALUES (?, ?)", (book.closed, trials.required))
     for invitation in book.invitations:
@@ -238,7 +238,7 @@ def _create(lists: sqlite3.Connection, folder: Path) -> None:
     for line in logged_lines(folder / LOG):
         end += len(line)
         lists.execute("INSERT OR IGNORE INTO log VALUES (?, ?)", (end, line.decode(errors="replace")))
-    lists.execute(f"PRAGMA user_version = {VERSION}")
+    lists.execute(f"PRAGMA user_version = {TABLES_VERSION}")
 
 
 class _Book(BaseModel):

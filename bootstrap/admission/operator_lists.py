@@ -34,13 +34,13 @@ from protocol.identity import PeerId
 # Invitations
 
 ID_BYTES = 4
-SECRET_BYTES = 16
-TOKEN_BYTES = ID_BYTES + SECRET_BYTES
+INVITATION_SECRET_BYTES = 16
+INVITATION_TOKEN_BYTES = ID_BYTES + INVITATION_SECRET_BYTES
 
 
 def invitation_id(token: bytes) -> str:
     """The id in a token, which is no secret: 8 hex digits, or "" for what is no token."""
-    return token[:ID_BYTES].hex() if len(token) == TOKEN_BYTES else ""
+    return token[:ID_BYTES].hex() if len(token) == INVITATION_TOKEN_BYTES else ""
 
 
 def is_closed(folder: Path) -> bool:
@@ -72,9 +72,9 @@ def invite(folder: Path, uses: int, seconds: int, now: float, gateway: bool = Fa
     if seconds < 1:
         raise UserError("an invitation lasts a second at least")
     with changing(folder) as lists:
-        token = secrets.token_bytes(TOKEN_BYTES)
+        token = secrets.token_bytes(INVITATION_TOKEN_BYTES)
         while _find(lists, invitation_id(token)):
-            token = secrets.token_bytes(TOKEN_BYTES)
+            token = secrets.token_bytes(INVITATION_TOKEN_BYTES)
         id, sha256, issued = invitation_id(token), hashlib.sha256(token).hexdigest(), int(now)
         made = Invitation(id=id, sha256=sha256, uses=uses, issued=issued, expires=issued + seconds, gateway=gateway)
         lists.execute(ADD_INVITATION, made.model_dump())

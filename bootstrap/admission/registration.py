@@ -25,7 +25,7 @@ from protocol.trust.keys import Identity, peer_id_of
 from protocol.trust.membership_card import Card, issue
 from protocol.trust.records import Register, may_author
 
-ROLES: dict[int, PlaceRole] = {
+ROLE_NAMES: dict[int, PlaceRole] = {
     pb.VOLUNTEER: "volunteer",
     pb.DATACENTER: "datacenter",
     pb.OBSERVER: "observer",
@@ -150,7 +150,7 @@ class Door(run_pb2_grpc.RunServicer):
         Raises:
             RefusedError: nothing that there is, or what this node cannot make it.
         """
-        role = ROLES.get(request.role)
+        role = ROLE_NAMES.get(request.role)
         if role is None:
             raise RefusedError("this is no request for a place")
         if role == "gateway" and self.own_card:

@@ -32,21 +32,21 @@ PAGE = Path(__file__).with_name("page")
 CHARTS = ("plotly", "package_data")
 """The installed package, and its folder, that has the chart library `plotly.min.js`."""
 
-PAUSE_SECONDS = 1.0
+VIEW_INTERVAL_SECONDS = 1.0
 """The seconds between two views that are sent to one page."""
 
-BEAT_SECONDS = 5.0
+PAGE_HEARTBEAT_SECONDS = 5.0
 """A page that hears nothing for three times as long says that the connection is lost."""
 
 MOST_STREAMS, STREAMS_OF_NETWORK = 96, 32
 """The largest number of event streams at once: a browser has one for each page that it has open."""
 
-EVENTS = "/events"
+EVENTS_PATH = "/events"
 
 EMPTY = "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='"
 """The style sheet without any text that the chart library makes, to fill it by script. No other may be in the page."""
 
-HEADERS = {
+RESPONSE_HEADERS = {
     "Content-Security-Policy": f"default-src 'none'; script-src 'self'; style-src 'self' {EMPTY}; img-src 'self'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -85,7 +85,7 @@ def app(
     async def measured(_: Request) -> Response:
         return Response(metrics() if metrics else b"", media_type=METRICS_TYPE)
 
-    routes: list[Route | Mount] = [Route("/", page), Route("/view.json", now), Route(EVENTS, events)]
+    routes: list[Route | Mount] = [Route("/", page), Route("/view.json", now), Route(EVENTS_PATH, events)]
     if metrics:
         routes.append(Route("/metrics", measured))
     routes.append(Mount("/", StaticFiles(directory=PAGE, packages=[CHARTS])))
@@ -131,7 +131,7 @@ class HostGuard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(HEADERS)
+                MutableHeaders(scope=message).update(RESPONSE_HEADERS)
             await send(message)
 
         answer = self.app if _is_meant(Headers(scope=scope).get("host", ""), self.names) else MISDIRECTED
@@ -168,7 +168,7 @@ class Latest:
 
     def read(self) -> str:
         """One line of JSON."""
-        if self.view is None or self.clock() - self.looked >= PAUSE_SECONDS / 2:
+        if self.view is None or self.clock() - self.looked >= VIEW_INTERVAL_SECONDS / 2:
             fresh = self.look()
             if self.view is None or fresh.model_copy(update={"now": self.view.now}) != self.view:
                 self.view, self.text = fresh, fresh.model_dump_json()
@@ -185,9 +185,9 @@ async def _events(
         text = latest.read()
         yield _event("view", text) if text != sent else _event("beat", json.dumps(unix_time()))
         sent = text
-        await first_of(asyncio.sleep(PAUSE_SECONDS), stop.wait())
+        await first_of(asyncio.sleep(VIEW_INTERVAL_SECONDS), stop.wait())
         if latest.read() == sent:
-            await first_of(until_changed(BEAT_SECONDS), stop.wait())
+            await first_of(until_changed(PAGE_HEARTBEAT_SECONDS), stop.wait())
 
 
 def _event(kind: str, line: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from bootstrap.dashboard.app import EVENTS, app
+from bootstrap.dashboard.app import EVENTS_PATH, app
 from protocol import descriptors
 from protocol.addresses import LOOPBACK, WILDCARDS, is_loopback, join, read_place
 from protocol.errors import FormatError, ResourceError, UserError
@@ -23,13 +23,13 @@ keep nobody out."""
 REQUEST_SECONDS = 10.0
 """The seconds for a request, from when a connection is made or the last answer has been given."""
 
-ANSWER_SECONDS = 60.0
+RESPONSE_TIMEOUT_SECONDS = 60.0
 """The seconds in which an answer has to be taken: the chart library has 4.5 MB."""
 
 BEHIND_SECONDS = 30.0
 """The seconds in which a follower of events has to take those that are on their way."""
 
-GRACE_SECONDS = 1
+DASHBOARD_GRACE_SECONDS = 1
 """The seconds that answers in flight may take when the node stops."""
 
 
@@ -100,7 +100,7 @@ async def serve_dashboard(
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=GRACE_SECONDS,
+        timeout_graceful_shutdown=DASHBOARD_GRACE_SECONDS,
     )
     server = Server(config)
     async with asyncio.TaskGroup() as tasks:
@@ -131,7 +131,7 @@ class Visit(H11Protocol):
         before = self.cycle
         super().handle_events()
         if self.cycle is not before:
-            self._has(None if self._streams() else ANSWER_SECONDS)
+            self._has(None if self._streams() else RESPONSE_TIMEOUT_SECONDS)
 
     def on_response_complete(self) -> None:
         """The next request may come."""
@@ -157,7 +157,7 @@ class Visit(H11Protocol):
 
     def _streams(self) -> bool:
         """Whether events are being told: they go on for ever."""
-        return self.cycle is not None and not self.cycle.response_complete and self.scope["path"] == EVENTS
+        return self.cycle is not None and not self.cycle.response_complete and self.scope["path"] == EVENTS_PATH
 
     def _has(self, seconds: float | None) -> None:
         if self.ends is not None:

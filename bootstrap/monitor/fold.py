@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from bootstrap.monitor.peers import (
     AT_WORK_SECONDS,
-    AWAY,
+    AWAY_STATES,
     Peer,
     group_views,
     is_over,
@@ -52,13 +52,13 @@ MOST_ROUNDS = 512
 FORGET_SECONDS = 3600.0
 """The seconds after which an absent peer is no longer shown."""
 
-LOOK_SECONDS = 0.5
+PEER_CHECK_SECONDS = 0.5
 """How often all peers are checked, in seconds, however many reports come in."""
 
 LINES_BURST, LINES_SECONDS = 20, 3.0
 """Lines of the log that one peer may fill: at once, then one every so often."""
 
-AHEAD = 2
+MOST_ROUNDS_AHEAD = 2
 """A quick peer may be so many rounds ahead of the swarm."""
 
 
@@ -122,7 +122,7 @@ class Fold:
             entry.stepped[peer_id] = max(entry.stepped.get(peer_id, 0), batch.step)
         for told in batch.happened:
             self._take(peer, told, now)
-        if now - self.looked >= LOOK_SECONDS:
+        if now - self.looked >= PEER_CHECK_SECONDS:
             self.look(now)
 
     def begin(self, peer_id: PeerId, now: float) -> None:
@@ -155,7 +155,9 @@ class Fold:
         """A round that may be told of now; None: it is too old, or nobody can be in it yet."""
         if number in self.rounds:
             return self.rounds[number]
-        if not (self.seen and self.finished < number <= min(self.finished + AHEAD, self.manifest.outer.rounds)):
+        if not (
+            self.seen and self.finished < number <= min(self.finished + MOST_ROUNDS_AHEAD, self.manifest.outer.rounds)
+        ):
             return None
         entry = self.rounds[number] = Round(number, now)
         while len(self.rounds) > MOST_ROUNDS:
@@ -225,10 +227,10 @@ class Fold:
         """See who has come and gone, and which rounds have ended."""
         self.awake = now if now - self.looked > AT_WORK_SECONDS else self.awake
         self.looked = now
-        there = [peer.finished for peer in self.peers.values() if peer.trains and peer.state not in AWAY]
+        there = [peer.finished for peer in self.peers.values() if peer.trains and peer.state not in AWAY_STATES]
         finished = min(common_round(there, self.manifest.outer.liars), self.manifest.outer.rounds)
         if self.seen:
-            for number in range(max(self.finished, finished - AHEAD) + 1, finished + 1):
+            for number in range(max(self.finished, finished - MOST_ROUNDS_AHEAD) + 1, finished + 1):
                 self.rounds.setdefault(number, Round(number, now))
         self.finished = max(self.finished, finished)
         for entry in self.rounds.values():
@@ -284,7 +286,12 @@ class Fold:
             before = peer.state
             peer.state, peer.why = peer.judge(now, self.finished, self.manifest.outer.delay)
             # One that is new here has been away before.
-            if peer.state in AWAY and before not in AWAY and peer.joined < now and peer.record is not None:
+            if (
+                peer.state in AWAY_STATES
+                and before not in AWAY_STATES
+                and peer.joined < now
+                and peer.record is not None
+            ):
                 entry = self._round(self.finished + 1, now)
                 if entry is not None and peer.trains:
                     entry.left[peer.id] = f"{peer.state}: {peer.why}"

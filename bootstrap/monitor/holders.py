@@ -16,14 +16,14 @@ from protocol.files import write_atomically
 from protocol.limits import HOLDERS_NAMED
 from protocol.trust.membership_card import Authority
 from protocol.trust.records import RECORD, PeerRecord, holds_newest, may_author, read_record
-from protocol.trust.rewinds import KEPT as REWIND
+from protocol.trust.rewinds import REWIND_FILE as REWIND
 from protocol.trust.rewinds import read_rewind
 from protocol.trust.signed import read_signed
 
 KEPT_HOLDERS = "holders"
 """The name of the file, in the node's folder, with the signed records of the holders."""
 
-WHOLE = -1
+ALL_PARTS = -1
 """The key of the newest holder of all parts, beside the stages."""
 
 
@@ -71,7 +71,7 @@ class Holders:
     def _note(self, record: PeerRecord, signed: bytes) -> bool:
         if not (record.round and may_author(record) and holds_newest(record)):
             return False
-        key = record.stage if record.role == "volunteer" else WHOLE
+        key = record.stage if record.role == "volunteer" else ALL_PARTS
         known = self.newest.get(key)
         if known is not None and known[0].round >= record.round:
             return False

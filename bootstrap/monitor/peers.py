@@ -22,7 +22,7 @@ RATE_SECONDS = 20.0
 MOST_RATE = 1e12
 """Tokens or bytes a second: what is more than this nobody does."""
 
-AWAY: frozenset[PeerState] = frozenset({"gone", "lost", "paused"})
+AWAY_STATES: frozenset[PeerState] = frozenset({"gone", "lost", "paused"})
 
 AT_WORK_SECONDS = 10.0
 """The longest silence of a working peer, in seconds, also in an inner step of a minute: it reports every few seconds. A
@@ -175,7 +175,7 @@ class Peer:
         record = self.record
         if record is None:
             return None
-        tokens, up, down = (0.0, 0.0, 0.0) if self.state in AWAY else self.rates(now)
+        tokens, up, down = (0.0, 0.0, 0.0) if self.state in AWAY_STATES else self.rates(now)
         return PeerView(
             id=self.id,
             role=record.role,
@@ -204,7 +204,7 @@ def is_over(peers: Iterable[Peer], rounds: int, now: float) -> bool:
     """Whether a peer that trains has finished the last of `rounds`, as this node saw it come to it, and nobody is at
     work that has worked in the run and has not: so names alone end no run in which anybody is at work."""
     there = [peer for peer in peers if peer.trains]
-    late = [peer for peer in there if peer.finished < rounds and peer.has_worked and peer.state not in AWAY]
+    late = [peer for peer in there if peer.finished < rounds and peer.has_worked and peer.state not in AWAY_STATES]
     at_work = any(peer.is_at_work(now) for peer in late)
     return not at_work and any(peer.first < rounds <= peer.finished for peer in there)
 
@@ -237,7 +237,7 @@ def group_views(
     members: dict[str, list[str]] = {}
     for peer in peers.values():
         record = peer.record
-        if record is None or record.role != "volunteer" or not peer.group or peer.state in AWAY:
+        if record is None or record.role != "volunteer" or not peer.group or peer.state in AWAY_STATES:
             continue
         if record.stage < stages and PeerId(peer.group) in peers:
             seats = members.setdefault(peer.group, [""] * stages)
@@ -246,7 +246,7 @@ def group_views(
                 seats[record.stage] = peer.id
     broken: dict[str, str] = {}
     for peer in peers.values():
-        if peer.broken and peer.members and not peer.group and peer.state not in AWAY:
+        if peer.broken and peer.members and not peer.group and peer.state not in AWAY_STATES:
             replica = peer.members[0]
             if PeerId(replica) in peers and replica not in members:
                 known = [(each, peers.get(PeerId(each))) for each in peer.members]
@@ -264,7 +264,7 @@ def group_views(
 
 def stages_short(peers: Iterable[Peer], stages: int) -> str:
     """Say what is lacking for another group where some volunteers can be in none; empty: nothing is."""
-    there = (peer.record for peer in peers if peer.record is not None and peer.state not in AWAY)
+    there = (peer.record for peer in peers if peer.record is not None and peer.state not in AWAY_STATES)
     counts = Counter(record.stage for record in there if record.role == "volunteer")
     fewest = min(counts[stage] for stage in range(stages))
     short = [stage for stage in range(stages) if counts[stage] == fewest]

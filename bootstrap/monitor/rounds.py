@@ -25,10 +25,10 @@ LATE_SECONDS = 3.0
 MOST_CLAIMS = 16
 """Losses of one round that are listened to: a run has one or two peers that evaluate."""
 
-VALUE_BYTES = 2
+BF16_BYTES = 2
 """The bytes of a value in bf16, which a run would use if it had the links for it."""
 
-TOKEN_BYTES = 4
+TOKEN_ID_BYTES = 4
 """A token id, which goes along with activations either way."""
 
 Losses = tuple[float, float]
@@ -127,7 +127,7 @@ def pipeline_ratio(manifest: Manifest, compression: int) -> float:
     """Return how many times more bytes the frames of a group would have without the projection onto `compression`-th
     parts of d."""
     inner, model = manifest.inner, manifest.model
-    ids = TOKEN_BYTES * inner.microbatch * (model.context + 1)
+    ids = TOKEN_ID_BYTES * inner.microbatch * (model.context + 1)
     k = model.d // compression
     sent = sum(Payload(wire, inner.microbatch, model.context, k).size for wire in manifest.replicas.wires)
     whole = 2 * Payload("bf16", inner.microbatch, model.context, model.d).size
@@ -138,13 +138,13 @@ def pipeline_ratio(manifest: Manifest, compression: int) -> float:
 def outer_ratio(manifest: Manifest) -> float:
     """Return how many times more bytes uncompressed contributions would have."""
     layout = model_layout(manifest)
-    whole = VALUE_BYTES * sum(elements(part) for part in layout.values())
+    whole = BF16_BYTES * sum(elements(part) for part in layout.values())
     return whole / sum(expected_bytes(manifest, part) for part in layout)
 
 
 # How long a round takes
 
-ROUNDS_KEPT = 8
+PACE_ROUNDS_KEPT = 8
 """Their mean is what a round takes: fewer would tell more of one slow peer, more of a swarm that was another."""
 
 
@@ -154,7 +154,7 @@ class SwarmPace:
 
     round: int = 0
     """The last that the swarm has finished."""
-    ends: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=ROUNDS_KEPT + 1))
+    ends: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=PACE_ROUNDS_KEPT + 1))
     looked: float | None = None
 
     def see(self, records: Iterable[PeerRecord], liars: int, now: float) -> None:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from statistics import median_low
 from typing import Literal
 
-from bootstrap.monitor.peers import AWAY, Peer
-from bootstrap.monitor.rounds import ROUNDS_KEPT, Round
+from bootstrap.monitor.peers import AWAY_STATES, Peer
+from bootstrap.monitor.rounds import PACE_ROUNDS_KEPT, Round
 from protocol.identity import stage_part
 from protocol.manifest import Manifest
 from protocol.monitor import GroupView, RunState
@@ -52,7 +52,7 @@ def missing(manifest: Manifest, peers: Iterable[Peer]) -> str:
     here: Counter[tuple[str, int]] = Counter(
         (each.record.role, each.record.stage if each.record.role == "volunteer" else 0)
         for each in peers
-        if each.record is not None and each.state not in AWAY
+        if each.record is not None and each.state not in AWAY_STATES
     )
     replicas, words = manifest.replicas, []
     places = [("datacenter", 0, "", replicas.datacenters)]
@@ -67,20 +67,22 @@ def missing(manifest: Manifest, peers: Iterable[Peer]) -> str:
 
 def has_replica(peers: Iterable[Peer], groups: Iterable[GroupView]) -> bool:
     """Whether any replica is complete: a datacenter, or a group with a member at each stage that is not broken."""
-    centers = (each.record is not None and each.record.role == "datacenter" for each in peers if each.state not in AWAY)
+    centers = (
+        each.record is not None and each.record.role == "datacenter" for each in peers if each.state not in AWAY_STATES
+    )
     return any(centers) or any(not each.broken and all(each.members) for each in groups)
 
 
 def usual_seconds(rounds: Iterable[Round]) -> float | None:
     """Return how long a round of the run takes, by the last that have ended; None: none has."""
     took = [each.ended - each.began for each in rounds if each.ended is not None]
-    return median_low(took[-ROUNDS_KEPT:]) if took else None
+    return median_low(took[-PACE_ROUNDS_KEPT:]) if took else None
 
 
 def lost_state(manifest: Manifest, peers: Iterable[Peer]) -> str:
     """The state of a stage that somebody serves and nobody who is here holds any more, in words; empty: there is none
     such."""
-    records = [each.record for each in peers if each.record is not None and each.state not in AWAY]
+    records = [each.record for each in peers if each.record is not None and each.state not in AWAY_STATES]
     last, stages = lost_states(records, manifest.replicas.stages)
     return f"waits for {state_after(last, parts_named(map(stage_part, stages)))}: {LOST}" if stages else ""
 

@@ -12,7 +12,7 @@ import grpc
 from pydantic import BaseModel, ValidationError
 
 from bootstrap.monitor.fold import MOST_PEERS, Fold
-from bootstrap.monitor.peers import AWAY
+from bootstrap.monitor.peers import AWAY_STATES
 from bootstrap.monitor.run_state import Found, LastState
 from protocol.clock import monotonic, unix_time
 from protocol.errors import FormatError, RefusedError, ResourceError
@@ -29,12 +29,12 @@ from protocol.schemas import monitor_pb2_grpc
 from protocol.trust.certificates import Caller
 from protocol.trust.records import PeerRecord
 
-KEPT = "monitor.json"
+MONITOR_FILE = "monitor.json"
 
-KEEP_SECONDS = 30.0
+MONITOR_SAVE_SECONDS = 30.0
 """How often, at most, the view is written to disk, in seconds: a node that is killed forgets no more."""
 
-LOOK_SECONDS = 2.0
+RUN_POLL_SECONDS = 2.0
 """How often peers and rounds are checked, in seconds, whoever is there: when all have gone, the run may be over."""
 
 BATCH_BURST, BATCH_SECONDS = 30, 0.5
@@ -83,7 +83,7 @@ class Monitor:
         fold = Fold(manifest, run_id, unix_time())
         if folder is not None:
             with suppress(OSError, ValidationError):
-                kept = KeptMonitor.model_validate_json((folder / KEPT).read_bytes())
+                kept = KeptMonitor.model_validate_json((folder / MONITOR_FILE).read_bytes())
                 if kept.run_id == run_id:
                     fold.recall(kept.started, kept.tokens, kept.history, kept.log)
                     fold.over = kept.over
@@ -115,7 +115,7 @@ class Monitor:
 
     def leaving_holder(self) -> PeerId | None:
         """A peer that would leave, and is the last that holds the newest state of its parts; None: there is none."""
-        peers = ((peer.id, peer.record) for peer in self.fold.peers.values() if peer.state not in AWAY)
+        peers = ((peer.id, peer.record) for peer in self.fold.peers.values() if peer.state not in AWAY_STATES)
         return next((id for id, record in peers if record is not None and record.last_holder), None)
 
     @property
@@ -169,9 +169,9 @@ class Monitor:
         """See who has gone, and write down what is known, for as long as the node runs; and write at its end."""
         try:
             while True:
-                due = monotonic() + KEEP_SECONDS
+                due = monotonic() + MONITOR_SAVE_SECONDS
                 while not self._urgent.is_set() and monotonic() < due:
-                    await _until(self._urgent, LOOK_SECONDS)
+                    await _until(self._urgent, RUN_POLL_SECONDS)
                     self._look()
                 self._urgent.clear()
                 await asyncio.to_thread(self.write, *self._to_keep())
@@ -199,7 +199,7 @@ class Monitor:
         """Put it into the folder. A full disk loses it: the node goes on, which then has worse to tell."""
         if self.folder is not None and changed:
             with suppress(ResourceError):
-                write_atomically(self.folder / KEPT, kept.model_dump_json().encode(), 0o600)
+                write_atomically(self.folder / MONITOR_FILE, kept.model_dump_json().encode(), 0o600)
 
     def _look(self) -> None:
         """See what follows from the time that has passed."""

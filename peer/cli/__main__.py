@@ -36,7 +36,7 @@ from peer.cli.status import STATUS_EXAMPLES, status
 from peer.cli.testnet import TESTNET_EXAMPLES, testnet
 from peer.cli.why import WHY_EXAMPLES, why
 
-EXAMPLES = (
+HELP_EXAMPLES = (
     "Examples:\n\n  hetpeer testnet\n\n  hetpeer doctor hetpeer1-…\n\n  hetpeer join hetpeer1-…\n\n"
     "  hetpeer bootstrap run.toml --dry-run\n\n"
     "docs/ has guides for volunteers, operators, datacenters and researchers, and every error by its words."
@@ -53,7 +53,7 @@ PANELS = {
 
 app = typer.Typer(
     help="Pre-train one language model together, over home internet links and in datacenters.",
-    epilog=EXAMPLES,
+    epilog=HELP_EXAMPLES,
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,

@@ -246,7 +246,7 @@ async def _verify_mirror(url: str, blocks: int, terminal: "Terminal") -> None:
 
     from peer.network.mirrors import HttpMirror, fetch_whole
     from peer.network.web import Client
-    from peer.store.blocks import FETCHES
+    from peer.store.blocks import BLOCK_FETCHES
     from peer.telemetry.events import Progress
     from protocol.net.bandwidth import Bandwidth
     from protocol.run.dataset import BLOCKS, DATA, MANIFEST_BYTES, Dataset, check_block, parse_data_manifest
@@ -270,6 +270,6 @@ async def _verify_mirror(url: str, blocks: int, terminal: "Terminal") -> None:
                 terminal.emit(Progress("checking blocks", done * block.size, len(numbers) * block.size))
 
         async with asyncio.TaskGroup() as tasks:
-            for _ in range(FETCHES):
+            for _ in range(BLOCK_FETCHES):
                 tasks.create_task(check())
     _tell_good(url, len(numbers), dataset.blocks, terminal)

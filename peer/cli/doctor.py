@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 PEERS_ASKED = 5
 
-COLOURS: dict["Outcome", str] = {"ok": "green", "warning": "yellow", "failure": "bold red"}
+FINDING_COLOURS: dict["Outcome", str] = {"ok": "green", "warning": "yellow", "failure": "bold red"}
 
 DOCTOR_EXAMPLES = (
     "Examples:\n\n  hetpeer doctor hetpeer1-…\n\n  hetpeer doctor hetpeer1-… --listen 0.0.0.0:7800\n\n"
@@ -288,7 +288,7 @@ def drawn(findings: Sequence["Finding"], manifest: "Manifest | None") -> "Render
         found = Text(printable(each.value))
         if each.advice:
             found.append(f"\n→ {printable(each.advice)}", style="bold")
-        table.add_row(Text(each.name), Text(each.outcome, style=COLOURS[each.outcome]), found)
+        table.add_row(Text(each.name), Text(each.outcome, style=FINDING_COLOURS[each.outcome]), found)
     if manifest is None:
         return table
     replicas = manifest.replicas

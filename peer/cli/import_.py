@@ -19,7 +19,7 @@ IMPORT_EXAMPLES = (
     "  hetpeer bootstrap run.toml --weights ~/model --data ~/texts"
 )
 
-MOST_CONTEXT = 2048
+PROPOSED_CONTEXT = 2048
 """The longest context of the manifest that is proposed: longer sequences make larger frames."""
 
 
@@ -95,7 +95,7 @@ d = {model.d}
 heads = {model.heads}
 kv_heads = {model.kv_heads}
 ffn = {model.ffn}
-context = {min(model.context, MOST_CONTEXT)}
+context = {min(model.context, PROPOSED_CONTEXT)}
 vocabulary = {model.vocabulary}
 rope_theta = {model.rope_theta!r}
 norm_epsilon = {model.norm_epsilon!r}

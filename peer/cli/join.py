@@ -99,7 +99,7 @@ def compute_for_first(options: ServingOptions) -> int:
     from peer.devices.other_machine import Limits, OtherMachine
     from peer.network.machine_link import connect, read_secret
     from peer.process import run_command, told
-    from peer.settings import LOW, Meeting, bytes_of
+    from peer.settings import LOW_NICENESS, Meeting, bytes_of
     from peer.telemetry.events import Progress
     from protocol.errors import UserError
     from protocol.manifest import load_manifest
@@ -114,7 +114,7 @@ def compute_for_first(options: ServingOptions) -> int:
         secret, device = read_secret(meeting.secret_file, make=False), find_device(options.device)
         expected = load_manifest(options.manifest).digest if options.manifest else ""
         hello = Hello.of(options.nnodes, options.nproc, device.type, expected, options.node_rank)
-        niceness, most = LOW if options.priority == "low" else 0, bytes_of("--max-memory", options.max_memory)
+        niceness, most = LOW_NICENESS if options.priority == "low" else 0, bytes_of("--max-memory", options.max_memory)
         loop = asyncio.get_running_loop()
 
         def say(doing: str) -> None:

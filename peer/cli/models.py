@@ -104,10 +104,10 @@ def _export_live(options: ExportOptions, out: Path, terminal: "Terminal") -> int
     from peer.export.collected import bring_up_to_date
     from peer.process import run_command
     from peer.store.home import locked, peer_folder
-    from protocol.trust.ticket import PREFIX, find
+    from protocol.trust.ticket import TICKET_PREFIX, find
 
     (source,) = options.source
-    if not source.startswith(PREFIX) and not os.path.isfile(source):
+    if not source.startswith(TICKET_PREFIX) and not os.path.isfile(source):
         raise UserError(f"{source[:80]} is neither a ticket nor a folder of a peer")
     ticket = find(source, Path())
     with locked(peer_folder(ticket, "export")) as folder:

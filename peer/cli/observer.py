@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from bootstrap.admission import operator_lists
-from bootstrap.admission.admission_policy import OBSERVER
+from bootstrap.admission.admission_policy import OBSERVER_FOLDER
 from bootstrap.monitor.watch import Monitor
 from peer.cli.admin import Operator, spread
 from peer.planning.memory import Duty, memory_of
@@ -30,13 +30,13 @@ from protocol.run.run_files import HELD_OUT, TRAIN, Descriptor, files_needed
 from protocol.trust.attestations import GRANTED, grant
 from protocol.trust.keys import load_or_create
 from protocol.trust.membership_card import Authority
-from protocol.trust.ticket import ENVIRONMENT, Ticket
+from protocol.trust.ticket import TICKET_VARIABLE, Ticket
 from protocol.wording import size
 
-LAST_WORDS_SECONDS = 2.0
+OBSERVER_OUTPUT_SECONDS = 2.0
 """The seconds for reading the observer's last output; a child of its own may hold the pipe open longer."""
 
-RETRY_SECONDS = 15.0
+FIRST_REVOCATION_RETRY_SECONDS = 15.0
 MOST_RETRY_SECONDS = 300.0
 """The longest pause between two attempts to publish a revocation, in seconds."""
 
@@ -79,7 +79,7 @@ async def observe(
         *arguments,
         *(["--audit"] if audit else []),
         *(["--hold"] if holds else []),
-        env=os.environ | {ENVIRONMENT: str(ticket)},  # not an argument: everybody on this machine reads those
+        env=os.environ | {TICKET_VARIABLE: str(ticket)},  # not an argument: everybody on this machine reads those
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         limit=LINE_BYTES,
@@ -106,7 +106,7 @@ async def observe(
         finally:
             observer.stdin.close()
             code = await observer.wait()
-            await asyncio.wait((listening,), timeout=LAST_WORDS_SECONDS)
+            await asyncio.wait((listening,), timeout=OBSERVER_OUTPUT_SECONDS)
             for task in (listening, *acting):
                 task.cancel()
     if (code or holds) and not stop.is_set():
@@ -123,7 +123,7 @@ async def _carry_out(act: Callable[[], Awaitable[None]], otherwise: str, termina
         except HetpeerError as error:
             terminal.emit(Progress(f"{otherwise}: {error}"))
         failures += 1
-        await asyncio.sleep(pause_after(failures, RETRY_SECONDS, MOST_RETRY_SECONDS))
+        await asyncio.sleep(pause_after(failures, FIRST_REVOCATION_RETRY_SECONDS, MOST_RETRY_SECONDS))
 
 
 # What its operator's node makes of it
@@ -161,7 +161,7 @@ async def observe_beside(
         await asyncio.to_thread(name_attester, node)
     await observe(
         _invited(folder, ticket),
-        folder / OBSERVER,
+        folder / OBSERVER_FOLDER,
         terminal,
         stop,
         audit=audit,
@@ -180,9 +180,9 @@ def _invited(folder: Path, ticket: Ticket) -> Ticket:
 
 def name_attester(node: Operator) -> None:
     """Write the operator's word that its own observer attests what it sees of closed rounds."""
-    attester = load_or_create(node.folder / OBSERVER).peer_id
+    attester = load_or_create(node.folder / OBSERVER_FOLDER).peer_id
     word = grant(node.identity, Authority(node.descriptor.run_id, node.descriptor.operator), attester)
-    write_atomically(node.folder / OBSERVER / GRANTED, word)
+    write_atomically(node.folder / OBSERVER_FOLDER / GRANTED, word)
 
 
 # What holds the run's last state where nobody evaluates
@@ -214,7 +214,7 @@ async def keep_model(monitor: Monitor, hold: Hold, emit: Listener, stop: asyncio
         except HetpeerError as error:
             monitor.note_last_state("")  # nobody waits for it
             failures += 1
-            pause = pause_after(failures, RETRY_SECONDS, MOST_RETRY_SECONDS)
+            pause = pause_after(failures, FIRST_REVOCATION_RETRY_SECONDS, MOST_RETRY_SECONDS)
             emit(Warned(f"WARNING: this node does not hold the model: {error}; trying again in {pause:.0f} s"))
             await first_of(asyncio.sleep(pause), stop.wait())
             monitor.note_last_state("coming")
@@ -228,7 +228,7 @@ async def hold_beside(
     Raises:
         LostMemberError: it died.
     """
-    await observe(_invited(node.folder, ticket), node.folder / OBSERVER, terminal, stop, holds=True, held=held)
+    await observe(_invited(node.folder, ticket), node.folder / OBSERVER_FOLDER, terminal, stop, holds=True, held=held)
 
 
 def why_not_held(descriptor: Descriptor, folder: Path) -> str:
@@ -239,7 +239,7 @@ def why_not_held(descriptor: Descriptor, folder: Path) -> str:
     if needed > free:
         return f"not enough memory for the whole model: it takes about {size(needed)}, {size(free)} are free"
     names = [name for name in files_needed(descriptor, None) if name not in (TRAIN, HELD_OUT)]
-    own = folder / OBSERVER
+    own = folder / OBSERVER_FOLDER
     try:
         require_space(space_in(own, descriptor, names, None, False, None), own, "the whole model", limited=False)
     except ResourceError as error:

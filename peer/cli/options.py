@@ -299,7 +299,7 @@ def takes(
     return decorate
 
 
-SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+SECONDS_OF_UNIT = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 MOST_DAYS = 3650
 
 
@@ -310,8 +310,8 @@ def duration(text: str) -> int:
         UserError: it is none, or of no or too much time.
     """
     found = re.fullmatch(r"([0-9]{1,9})([smhd])", text.strip())
-    seconds = int(found[1]) * SECONDS[found[2]] if found else 0
-    if not 0 < seconds <= MOST_DAYS * SECONDS["d"]:
+    seconds = int(found[1]) * SECONDS_OF_UNIT[found[2]] if found else 0
+    if not 0 < seconds <= MOST_DAYS * SECONDS_OF_UNIT["d"]:
         raise UserError(f"{text[:40]!r} is no time: give a whole number and m, h or d, as in 30m, 12h or 7d")
     return seconds
 

@@ -19,15 +19,13 @@ if TYPE_CHECKING:
     from peer.process import Terminal
     from protocol.manifest import Manifest
 
-SHOWN = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
-
 HIDDEN = 0.97
 """The share of a step's time in compute from which links count as hidden."""
 
 WORTH_SAYING = 0.05
 """A share of a round's time that is worth another setting."""
 
-LIMITS = {
+LIMIT_SENTENCES = {
     "compute": "the device: links are hidden",
     "upload": "the upload",
     "download": "the download",
@@ -74,7 +72,7 @@ def plan(options: PlanOptions) -> None:
 def show_plan(options: PlanOptions, terminal: "Terminal") -> int:
     """Show the plan of a run, or draw the paper's figures; the exit code."""
     from peer.cli.tables import show
-    from peer.planning.model import HEADERS, Volunteer, round_of, work_of
+    from peer.planning.model import COMPRESSIONS_TRIED, HEADERS_SHARE, Volunteer, round_of, work_of
     from peer.process import told
     from peer.telemetry.events import Progress
     from protocol import manifest as manifests
@@ -93,11 +91,11 @@ def show_plan(options: PlanOptions, terminal: "Terminal") -> int:
         else:
             manifest = manifests.check_manifest({"model": {"preset": options.model}, "replicas": {"stages": 4}})
         up, down = options.up * 1e6, options.down * 1e6
-        on = Volunteer(options.teraflops * 1e12, up, down, options.latency / 1e3, HEADERS)
+        on = Volunteer(options.teraflops * 1e12, up, down, options.latency / 1e3, HEADERS_SHARE)
         overlap = options.overlap or manifest.outer.overlap
         planned = {
             compression: round_of(work_of(manifest, compression), on, overlap)
-            for compression in sorted({*SHOWN, compression_of(manifest, on)})
+            for compression in sorted({*COMPRESSIONS_TRIED, compression_of(manifest, on)})
             if manifest.model.d % compression == 0
         }
         stages = stages_of(manifest)
@@ -207,13 +205,13 @@ def drawn(
 
 def verdict(manifest: "Manifest", on: "Volunteer", here: "RoundEstimate", overlap: bool) -> str:
     """Advice for the run's operator, in a sentence or two."""
-    from peer.planning.model import best_compression, best_overlap, work_of
+    from peer.planning.model import COMPRESSIONS_TRIED, best_compression, best_overlap, work_of
     from protocol.wording import size
 
     compression = compression_of(manifest, on)
-    best = best_compression(manifest, on, [each for each in SHOWN if manifest.model.d % each == 0], HIDDEN)
+    best = best_compression(manifest, on, [each for each in COMPRESSIONS_TRIED if manifest.model.d % each == 0], HIDDEN)
     moved = f"A round moves {size(here.up_bytes)} up and {size(here.down_bytes)} down"
-    said = f"{moved}, and uses {here.used:.1%} of the device; what it waits for is {LIMITS[here.limit]}."
+    said = f"{moved}, and uses {here.used:.1%} of the device; what it waits for is {LIMIT_SENTENCES[here.limit]}."
     steps, shorter = best_overlap(work_of(manifest, compression), on, overlap)
     if steps > manifest.inner.overlap and shorter >= WORTH_SAYING:
         said += f" `overlap = {steps}` in [inner] would take {shorter:.0%} off a round, and costs a little of the loss."

@@ -75,7 +75,7 @@ async def decide(to_round: int | None, operator: Operator, ticket: "Ticket", ter
     from protocol.files import write_atomically
     from protocol.outer.progress import Rewind
     from protocol.trust.membership_card import Authority
-    from protocol.trust.rewinds import KEPT, sign_rewind
+    from protocol.trust.rewinds import REWIND_FILE, sign_rewind
 
     authority = Authority(operator.descriptor.run_id, operator.descriptor.operator)
     holders = await asyncio.to_thread(Holders, authority, operator.folder)
@@ -96,7 +96,7 @@ async def decide(to_round: int | None, operator: Operator, ticket: "Ticket", ter
         raise UserError(f"--to-round {to_round}: the last round that this run is known to have finished is {lost}")
     now = unix_time()
     signed = sign_rewind(operator.identity, authority, Rewind(to_round, lost, int(now * 1000)))
-    await asyncio.to_thread(write_atomically, operator.folder / KEPT, signed)
+    await asyncio.to_thread(write_atomically, operator.folder / REWIND_FILE, signed)
     reason = f"to round {to_round}, of {lost}"
     audit_log.append_entry(operator.folder, AuditEntry(what="rewound", at=now, reason=reason))
     terminal.emit(

@@ -31,7 +31,7 @@ ROUNDS_SHOWN = 6
 LINES_SHOWN = 8
 
 UNUSUAL = ("lost", "gone", "paused", "leaving", "catching up", "on trial")
-COLOURS = {"training": "green", "lost": "bold red", "gone": "dim", "paused": "yellow", "catching up": "cyan"}
+STATE_COLOURS = {"training": "green", "lost": "bold red", "gone": "dim", "paused": "yellow", "catching up": "cyan"}
 
 STATUS_EXAMPLES = (
     "Examples:\n\n  hetpeer status hetpeer1-…\n\n  hetpeer status --watch\n\n  hetpeer status hetpeer1-… --json"
@@ -164,7 +164,7 @@ def peers_table(view: "View") -> "Table":
             Text(peer.id[-8:]),
             Text(f"stage {peer.stage}" if volunteer else peer.role),
             Text(peer.replica[-8:] or "–" if volunteer else "–"),
-            Text(peer.state, style=COLOURS.get(peer.state, "")),
+            Text(peer.state, style=STATE_COLOURS.get(peer.state, "")),
             Text(f"{peer.round}.{peer.step}" if peer.role != "observer" else f"{peer.round}"),
             Text("–" if peer.loss is None else f"{peer.loss:.3f}"),
             Text(f"{peer.tokens_per_second:,.0f}"),

@@ -28,7 +28,7 @@ ENTRIES_READ = 100_000
 
 NAMED = re.compile(r"Qm[1-9A-HJ-NP-Za-km-z]{44}")
 
-MOST_NAMED = 20
+MOST_PEERS_SUGGESTED = 20
 """The number of peers that are named where the one that was asked for is not known."""
 
 WHY_EXAMPLES = (
@@ -108,13 +108,13 @@ def folder_of(where: str | None) -> Path:
     """
     from bootstrap.admission.audit_log import kept_in
     from peer.store.home import home, peer_folders
-    from peer.telemetry.journal import EVENTS
+    from peer.telemetry.journal import EVENTS_FILE
     from protocol.files import old_log
     from protocol.trust.ticket import find
 
     def written(folder: Path) -> float:
         """The time at which the folder's logs were written last, in Unix seconds; 0: it has none."""
-        events = daemon_in(folder) / EVENTS
+        events = daemon_in(folder) / EVENTS_FILE
         logs = [each for each in (*kept_in(folder), events, old_log(events)) if each.exists()]
         return max((each.stat().st_mtime for each in logs), default=0.0)
 
@@ -132,9 +132,9 @@ def folder_of(where: str | None) -> Path:
 def daemon_in(folder: Path) -> Path:
     """The folder of the daemon whose events count: this one, or that of the observer beside an operator's node."""
     from bootstrap.admission.audit_log import kept_in
-    from peer.telemetry.journal import EVENTS
+    from peer.telemetry.journal import EVENTS_FILE
 
-    return folder / "observer" if kept_in(folder) and not (folder / EVENTS).exists() else folder
+    return folder / "observer" if kept_in(folder) and not (folder / EVENTS_FILE).exists() else folder
 
 
 def happenings(folder: Path, noted: Iterable["JournalEntry"]) -> list[LogLine]:
@@ -199,6 +199,8 @@ def known(happened: Sequence[LogLine]) -> str:
     """The rounds and peers that a log has, in words."""
     rounds = sorted({each.round for each in happened if each.round})
     peers = sorted({each for line in happened for each in NAMED.findall(json.dumps(line.row))})
-    named = ", ".join(each[-8:] for each in peers[:MOST_NAMED]) + (", …" if len(peers) > MOST_NAMED else "")
+    named = ", ".join(each[-8:] for each in peers[:MOST_PEERS_SUGGESTED]) + (
+        ", …" if len(peers) > MOST_PEERS_SUGGESTED else ""
+    )
     spans = f"rounds {rounds[0]} to {rounds[-1]}" if rounds else "no round"
     return f"its log has {spans}, and {f'peers {named}' if peers else 'no peer'}"

@@ -17,13 +17,13 @@ import torch
 
 from peer.compute.evaluation import Evaluates
 from peer.compute.trainer import GridView
-from peer.optim.grid import INT32_MAX
 from peer.optim.outer import outer_term
 from protocol.codec.chunks import chunk_grid
 from protocol.codec.contribution import Contribution, SparseTensor
 from protocol.identity import Part, PeerId
 from protocol.layout import part_layout
 from protocol.manifest import Manifest
+from protocol.tensor_formats import INT32_MAX
 
 WORST_NATS = 100.0
 """A loss above this, or that is no number, counts as this: choosing tokens blindly costs log |V|, under 13. So every

@@ -127,7 +127,7 @@ class Shard:
         rows = {
             f"{number}.{name}": self._rows(moments[f"{key}.{name}"])
             for number, key in enumerate(self.keys)
-            for name in inner.STATE
+            for name in inner.ADAMW_STATE
         }
         self.optimizer.load(rows)
 

@@ -5,7 +5,7 @@ import sys
 import torch
 
 from peer.compute.capacity import free_bytes
-from peer.planning.memory import PROCESS_BYTES, TRAINED_BYTES, MemoryName, microbatch_bytes, pass_bytes
+from peer.planning.memory import PROCESS_BYTES, TRAINED_DEVICE_BYTES, MemoryName, microbatch_bytes, pass_bytes
 from protocol.errors import ResourceError, UserError
 from protocol.identity import EMBEDDING
 from protocol.layout import elements, layer_layout, model_layout
@@ -37,7 +37,7 @@ def worker_bytes(manifest: Manifest, processes: int, recompute: bool = True) -> 
     activations = sum(microbatch_bytes(manifest, stage, recompute) for stage in stages)
     activations += max(pass_bytes(manifest, stage, recompute) for stage in stages)
     share = min(manifest.inner.microbatch, manifest.inner.sequences // processes)
-    return TRAINED_BYTES * rows + TOGETHER_BYTES * together + activations * share // manifest.inner.microbatch
+    return TRAINED_DEVICE_BYTES * rows + TOGETHER_BYTES * together + activations * share // manifest.inner.microbatch
 
 
 def daemon_bytes(manifest: Manifest) -> int:

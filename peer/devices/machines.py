@@ -39,7 +39,7 @@ BY_ROWS = ("load", "load_moments", "weights", "moments")
 FILLED_IN: tuple[Do, ...] = ("weights", "moments")
 """Orders whose tensors come back."""
 
-MOST_WORDS = 400
+MOST_REASON_CHARACTERS = 400
 
 
 class MachineLink(Protocol):
@@ -229,7 +229,7 @@ class LinkedMachine:
         said = read_answers(message)
         bad = next((each for each in said if each.kind in ("memory", "failed")), None)
         if bad is not None:
-            self._reason = f"{self}: {printable(' '.join(bad.error.split()))[:MOST_WORDS]}"
+            self._reason = f"{self}: {printable(' '.join(bad.error.split()))[:MOST_REASON_CHARACTERS]}"
             if awaited is not None:
                 answer(self._theirs, replace(bad, error=self._reason))
             raise FormatError(self._reason)

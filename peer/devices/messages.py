@@ -25,11 +25,11 @@ from torch import Tensor
 from peer.compute.arithmetic import Precision
 from protocol.errors import FormatError
 
-MOST_BYTES = 2**24
+MOST_ORDER_BYTES = 2**24
 
-DTYPES = {"float32": torch.float32, "int64": torch.int64}
+PARCEL_DTYPES = {"float32": torch.float32, "int64": torch.int64}
 
-ALIGNMENT = 64
+PARCEL_ALIGNMENT = 64
 
 TensorLayout = Mapping[str, tuple[str, tuple[int, ...]]]
 """Name → dtype and shape, as JSON can say it."""
@@ -64,7 +64,7 @@ def unpack_tensors(handle: int, layout: TensorLayout) -> dict[str, Tensor]:
     memory = mmap.mmap(handle, _end(layout))
     tensors, place = {}, 0
     for name, (dtype, shape) in layout.items():
-        kind, count = DTYPES[dtype], prod(shape)
+        kind, count = PARCEL_DTYPES[dtype], prod(shape)
         flat = torch.frombuffer(memory, dtype=kind, count=count, offset=place) if count else torch.empty(0, dtype=kind)
         tensors[name] = flat.view(shape)
         place += _room(dtype, shape)
@@ -82,7 +82,7 @@ def _end(layout: TensorLayout) -> int:
 
 def _room(dtype: str, shape: tuple[int, ...]) -> int:
     """Bytes of one tensor and of what is left free behind it."""
-    return -(-DTYPES[dtype].itemsize * prod(shape) // ALIGNMENT) * ALIGNMENT
+    return -(-PARCEL_DTYPES[dtype].itemsize * prod(shape) // PARCEL_ALIGNMENT) * PARCEL_ALIGNMENT
 
 
 Do = Literal["begin", "load", "load_moments", "warm_up", "step", "weights", "moments", "evaluate", "held_bytes", "end"]
@@ -147,7 +147,7 @@ def take(connection: "Connection[bytes, bytes]") -> tuple[Order, dict[str, Tenso
     Raises:
         EOFError: there are no more.
     """
-    order = read_order(connection.recv_bytes(MOST_BYTES))
+    order = read_order(connection.recv_bytes(MOST_ORDER_BYTES))
     if not order.layout:
         return order, {}
     handle = recv_handle(connection)
@@ -168,7 +168,7 @@ def hear(connection: "Connection[bytes, bytes]") -> Answer:
     Raises:
         EOFError: it has gone.
     """
-    return read_answers(connection.recv_bytes(MOST_BYTES))[0]
+    return read_answers(connection.recv_bytes(MOST_ORDER_BYTES))[0]
 
 
 _ORDER, _ANSWERS = TypeAdapter(Order), TypeAdapter(Answer | tuple[Answer, ...])

@@ -16,7 +16,7 @@ import torch
 from peer.devices.fit import require_devices
 from peer.devices.machines import (
     FILLED_IN,
-    MOST_WORDS,
+    MOST_REASON_CHARACTERS,
     POLL_SECONDS,
     Hello,
     MachineLink,
@@ -44,7 +44,7 @@ from protocol.wording import lasting, moment, printable
 GONE_SECONDS = 600.0
 """A first machine that has been gone for so long does not come back by itself."""
 
-CALL_SECONDS = 1.0
+MACHINE_CALL_INTERVAL_SECONDS = 1.0
 """The seconds between two calls."""
 
 MOST_PATIENCE = 3600.0
@@ -125,7 +125,7 @@ class OtherMachine:
                 f"machine {self.hello.node_rank} waits for the first machine, {self.first}, since {since}, and for at "
                 f"most {lasting(GONE_SECONDS)}: {why}"
             )
-        self._stopped.wait(CALL_SECONDS)
+        self._stopped.wait(MACHINE_CALL_INTERVAL_SECONDS)
 
     def _serve(self, link: MachineLink) -> bool:
         """Carry out orders; whether the run is over. Otherwise this machine has been stopped.
@@ -138,7 +138,8 @@ class OtherMachine:
                 return False
         welcome = read_welcome(message)
         if welcome.refused:
-            why = f"the first machine, {self.first}, refuses this one: {printable(welcome.refused)[:MOST_WORDS]}"
+            refused = printable(welcome.refused)[:MOST_REASON_CHARACTERS]
+            why = f"the first machine, {self.first}, refuses this one: {refused}"
             if welcome.final:
                 raise RefusedError(why)
             raise LostMemberError(why)

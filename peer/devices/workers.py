@@ -20,7 +20,7 @@ from peer.devices.messages import Answer, Begin, Do, Order, Parcel, give, hear
 from protocol.errors import DivergedError, HetpeerError, LostMemberError, ResourceError
 from protocol.manifest import Manifest
 
-LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 
 COLLECTIVE_SECONDS = 120.0
 """A worker that ends is noticed at once. One that hangs is after so long, in which the others have waited for it."""
@@ -111,7 +111,7 @@ class Crew:
         begin: Begin,
         processes: int,
         machines: Sequence[Machine] = (),
-        interface: str = LOOPBACK,
+        interface: str = LOOPBACK_INTERFACE,
         meanwhile: Callable[[], None] | None = None,
     ) -> None:
         self.begin = begin

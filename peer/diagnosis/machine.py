@@ -13,7 +13,7 @@ from peer.compute.capacity import DeviceName, cores, find_device, free_bytes
 from peer.diagnosis.finding import SET_THE_CLOCK, Finding
 from peer.store.disk import SHARE, bytes_in
 from peer.store.disk import free_bytes as free_on_disk
-from protocol.trust.ticket import PREFIX
+from protocol.trust.ticket import TICKET_PREFIX
 from protocol.wording import size
 
 FILES_NEEDED = 1024
@@ -55,7 +55,7 @@ def before_joining(device: DeviceName, now: float, nvidia: Path = NVIDIA) -> lis
 
 def versions() -> Finding:
     """The versions that decide whether two peers understand each other, and of what computes."""
-    protocol = PREFIX.removeprefix("hetpeer").rstrip("-")
+    protocol = TICKET_PREFIX.removeprefix("hetpeer").rstrip("-")
     parts = (
         f"hetpeer {version()}, protocol {protocol}",
         f"Python {platform.python_version()}",

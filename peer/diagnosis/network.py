@@ -17,7 +17,7 @@ WRONG_SECONDS = CLOCK_SLACK_SECONDS / 2
 """Further off, others do not see this peer for a part of the time: its records are over before they come, or not yet
 believed."""
 
-NEAR_SECONDS = 0.005
+NEAR_ROUND_TRIP_SECONDS = 0.005
 """A round trip below that is no burden, however often TCP needs one more."""
 
 
@@ -99,7 +99,7 @@ def hidden(reason: str) -> Finding:
 def slow_start(measured: Sequence[MeasuredWay | NoWay], begins_slowly: bool | None) -> Finding | None:
     """Whether TCP finds out anew what a path carries after each pause, as frames of a pipeline have them between each
     other (`docs/benchmarks.md` says what that costs); None where it makes no difference, or nobody knows."""
-    far = any(isinstance(each, MeasuredWay) and each.round_trip > NEAR_SECONDS for each in measured)
+    far = any(isinstance(each, MeasuredWay) and each.round_trip > NEAR_ROUND_TRIP_SECONDS for each in measured)
     if not far or begins_slowly is None:
         return None
     if begins_slowly:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from peer.diagnosis.finding import Finding
 from peer.planning.model import (
+    COMPRESSIONS_TRIED,
     RoundEstimate,
     StageWork,
     Volunteer,
@@ -21,18 +22,21 @@ from peer.planning.model import (
 from protocol.manifest import Manifest
 from protocol.wording import lasting, size
 
-SLOWER = 1.1
+SLOW_ROUND_RATIO = 1.1
 """The ratio to the swarm's duration of a round from which a round counts as slow."""
 
 WELL_USED = 0.9
 """The use of the device that counts as good, where nobody knows the swarm's duration."""
 
-WHOLE = 0.99
+WHOLE_MICROBATCH_SHARE = 0.99
 """The share of a microbatch below which the verdict says how much was measured."""
 
-SHOWN = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
-
-LIMITS = {"compute": "your device", "upload": "your upload", "download": "your download", "latency": "the distance"}
+LIMIT_NOUNS = {
+    "compute": "your device",
+    "upload": "your upload",
+    "download": "your download",
+    "latency": "the distance",
+}
 
 REMEDIES = {
     "compute": "A quicker device (--device), more cores (--threads), or a stage that takes less",
@@ -112,7 +116,7 @@ def _verdict(manifest: Manifest, stage: int, speed: Speed, room: Room, on: Volun
 
     ratio = compression_at(manifest, at, on or NO_LINK)
     here = round_of(at(ratio), on or NO_LINK, manifest.outer.overlap)
-    best = best_of(at, on or NO_LINK, [each for each in SHOWN if manifest.model.d % each == 0])
+    best = best_of(at, on or NO_LINK, [each for each in COMPRESSIONS_TRIED if manifest.model.d % each == 0])
     numbers = {
         "passes": speed.passes,
         "step": here.step.seconds,
@@ -127,10 +131,10 @@ def _verdict(manifest: Manifest, stage: int, speed: Speed, room: Room, on: Volun
     said = f"would take {lasting(here.seconds)} a round here"
     said += f" ({lasting(here.step.seconds)} an inner step{', links aside' if on is None else ''})"
     said += f"; the swarm takes {lasting(swarm)}" if swarm else ""
-    said += f"; {LIMITS[here.limit]} is the limit"
+    said += f"; {LIMIT_NOUNS[here.limit]} is the limit"
     said += f"; {size(room.needed)} of memory{', with activations recomputed' if room.recompute else ''}"
-    said += f"; computed from {speed.share:.1%} of a microbatch" if speed.share < WHOLE else ""
-    late = here.seconds > SLOWER * swarm if swarm else here.utilization < WELL_USED
+    said += f"; computed from {speed.share:.1%} of a microbatch" if speed.share < WHOLE_MICROBATCH_SHARE else ""
+    late = here.seconds > SLOW_ROUND_RATIO * swarm if swarm else here.utilization < WELL_USED
     if not late:
         return Finding(f"stage {stage}", said, numbers=numbers)
     remedy = REMEDIES[here.limit]

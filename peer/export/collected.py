@@ -43,7 +43,7 @@ from protocol.trust.ticket import Ticket
 OBSERVER = "observer"
 """Beneath a bootstrap node's folder, where the observer beside it keeps its own."""
 
-TRIES = 30
+CATCH_UP_ATTEMPTS = 30
 """Attempts at catching up, a second or more apart: peers come and go."""
 
 TRIES_ALONE = 5
@@ -268,7 +268,7 @@ async def _catch_up(outer: OuterLoop) -> None:
     """Raises UnreachableError if the last round that the others were seen to finish cannot be had. They may go
     meanwhile: what they had has come by then, or has not."""
     met, last, witnesses = False, 0, outer.reconciler.witnesses
-    for attempt in range(TRIES):
+    for attempt in range(CATCH_UP_ATTEMPTS):
         met, last = met or bool(outer.discovery.others()), max(last, outer.view().run)
         if met and outer.clock > last and not witnesses.unanswered():
             await agree(outer)

@@ -27,7 +27,7 @@ from peer.model.head import Head
 from peer.model.linear import Linear
 from peer.model.ngrams import Ngrams, rows_of
 from peer.optim.inner import AdamW, OptimizerState, clip_factor
-from peer.optim.muon import COEFFICIENTS, ITERATIONS, MOMENTUM, SMALLEST, Muon, step_scale
+from peer.optim.muon import COEFFICIENTS, ITERATIONS, MOMENTUM, SMALLEST_NORM, Muon, step_scale
 from protocol.manifest import Manifest
 
 WIDEST = 512
@@ -260,7 +260,7 @@ def orthogonals(matrices: Sequence[Tensor]) -> list[Tensor]:
     for of in places.values():
         wide = [matrices[i].mT if matrices[i].shape[-2] > matrices[i].shape[-1] else matrices[i] for i in of]
         x = torch.cat(wide)
-        x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=SMALLEST)
+        x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=SMALLEST_NORM)
         for _ in range(ITERATIONS):
             square = torch.bmm(x, x.mT)
             x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=b, alpha=c), x, beta=a)

@@ -60,7 +60,7 @@ class KeyValues:
         return self.kept
 
 
-BLOCK_TOKENS = 256
+ATTENTION_BLOCK_TOKENS = 256
 """Tokens whose attention is computed together where torch has no fused kernel."""
 
 
@@ -73,8 +73,8 @@ def attention_in_blocks(q_BNLH: Tensor, k_BMLH: Tensor, v_BMLH: Tensor) -> Tenso
     """Causal attention [B, N, L, H], as `F.scaled_dot_product_attention`, for some tokens at a time: what they see of
     all earlier ones is computed again in the backward pass."""
     blocks = list[Tensor]()
-    for start in range(0, q_BNLH.shape[2], BLOCK_TOKENS):
-        q_BNSH = q_BNLH[:, :, start : start + BLOCK_TOKENS]
+    for start in range(0, q_BNLH.shape[2], ATTENTION_BLOCK_TOKENS):
+        q_BNSH = q_BNLH[:, :, start : start + ATTENTION_BLOCK_TOKENS]
         end = start + q_BNSH.shape[2]
         sees_SL = torch.ones(end - start, end, dtype=torch.bool, device=q_BNLH.device).tril(start)
 
@@ -122,7 +122,7 @@ class Attention(nn.Module):
         if self.grouped and not shared:
             times = q_BNLH.shape[1] // k_BMLH.shape[1]
             k_BMLH, v_BMLH = (each.repeat_interleave(times, 1) for each in (k_BMLH, v_BMLH))
-        if causal and x_BLD.shape[1] > BLOCK_TOKENS and not has_fused_attention(x_BLD):
+        if causal and x_BLD.shape[1] > ATTENTION_BLOCK_TOKENS and not has_fused_attention(x_BLD):
             o_BNLH = attention_in_blocks(q_BNLH, k_BMLH, v_BMLH)
         else:
             o_BNLH = F.scaled_dot_product_attention(q_BNLH, k_BMLH, v_BMLH, is_causal=causal, enable_gqa=shared)

@@ -15,7 +15,7 @@ from torch import Tensor
 from protocol.codec.frames import SCALE_BYTES, Payload
 from protocol.tensor_formats import FORMATS
 
-SMALLEST = 1e-30
+SMALLEST_SCALE = 1e-30
 """A scale below this divides nothing: its token is zeros."""
 
 
@@ -53,7 +53,7 @@ class Integers:
         z_BLk = z_BLk.float()
         half = 1 << (FORMATS[self.wire].bits - 1)
         scale_BL1 = z_BLk.square().mean(-1, keepdim=True).sqrt().to(torch.bfloat16)
-        steps_BL1 = (scale_BL1.float() * FORMATS[self.wire].step).clamp_min(SMALLEST)
+        steps_BL1 = (scale_BL1.float() * FORMATS[self.wire].step).clamp_min(SMALLEST_SCALE)
         cells_BLk = (z_BLk / steps_BL1).floor().clamp(-half, half - 1).add(half).to(torch.uint8)
         if self.wire == "int4":
             if self.width % 2:

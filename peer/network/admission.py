@@ -39,7 +39,7 @@ from protocol.trust.membership_card import Authority, Card, Role
 from protocol.trust.records import Peers, Register
 from protocol.trust.ticket import Ticket
 
-ROLES = {"volunteer": pb.VOLUNTEER, "datacenter": pb.DATACENTER, "observer": pb.OBSERVER, "gateway": pb.GATEWAY}
+ROLE_NUMBERS = {"volunteer": pb.VOLUNTEER, "datacenter": pb.DATACENTER, "observer": pb.OBSERVER, "gateway": pb.GATEWAY}
 
 LAST_TIME = 1e11
 """Seconds since 1970 that no clock shows."""
@@ -124,7 +124,7 @@ async def register(
     """
     key, token = certificates.request(identity), ticket.token
     request = pb.RegisterRequest(
-        signing_request=key, role=ROLES[role], stage=stage, token=token, card=card, stages=servable
+        signing_request=key, role=ROLE_NUMBERS[role], stage=stage, token=token, card=card, stages=servable
     )
 
     async def ask(channel: grpc.aio.Channel, node: Endpoint) -> Admitted:

@@ -12,10 +12,10 @@ from protocol.identity import PeerId
 from protocol.net.allowances import pause_after
 from protocol.trust.records import PeerRecord
 
-FIRST_SECONDS = 10.0
+FIRST_BAN_SECONDS = 10.0
 """The time of a first ban: a moment, for a peer that has a broken link or memory, or another version."""
 
-MOST_SECONDS = 3600.0
+LONGEST_BAN_SECONDS = 3600.0
 
 OFFENDERS_KEPT = 4096
 """The offenders that are remembered, more than a run has peers; the longest forgiven are forgotten first."""
@@ -62,7 +62,7 @@ class Bans:
         self.emit(Refused(peer, str(error)))
         known = self.offenders.pop(peer, None) or Offences()
         known.count += 1
-        seconds = pause_after(known.count, FIRST_SECONDS, MOST_SECONDS)
+        seconds = pause_after(known.count, FIRST_BAN_SECONDS, LONGEST_BAN_SECONDS)
         known.until = self.clock() + seconds
         known.reason = str(error)[:200]
         self.emit(Avoided(peer, seconds, f"offence {known.count}: {known.reason}"))

@@ -159,6 +159,6 @@ class BlobFetcher:
         attempt.late = True
         self.wanted.lag(wanted.entry.key, attempt.source)
         late = [each for one in self.bringing.values() for each in one.attempts if each.late]
-        if len(late) > deciding.LATE:
+        if len(late) > deciding.MOST_SLOW_FETCHES:
             min(late, key=lambda each: each.speed).patience.give_up()
         self._go_on()

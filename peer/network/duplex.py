@@ -15,10 +15,10 @@ from protocol.net.channels import EOF
 from protocol.net.lenient import NO_MESSAGE
 from protocol.net.tasks import Children
 
-BROKEN = (grpc.aio.AioRpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
+BROKEN_CALL_ERRORS = (grpc.aio.AioRpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
 """The errors that gRPC raises on a stream that the other side has ended: one of three, as the moment falls."""
 
-BEAT_SECONDS = 1.0
+STREAM_HEARTBEAT_SECONDS = 1.0
 """The interval of signs of life on a stream that is watched."""
 
 SILENT_BEATS = 8
@@ -153,7 +153,7 @@ class Duplex(Generic[Outgoing, Received]):
                 await self._put(call, message)
             if isinstance(call, grpc.aio.StreamStreamCall):
                 await call.done_writing()
-        except (*BROKEN, asyncio.CancelledError):
+        except (*BROKEN_CALL_ERRORS, asyncio.CancelledError):
             return True
         return False
 
@@ -171,7 +171,7 @@ class Duplex(Generic[Outgoing, Received]):
         if self.beat is None:
             return await self._outgoing.get()
         try:
-            async with asyncio.timeout(BEAT_SECONDS):
+            async with asyncio.timeout(STREAM_HEARTBEAT_SECONDS):
                 return await self._outgoing.get()
         except TimeoutError:
             return self.beat
@@ -192,11 +192,13 @@ class Duplex(Generic[Outgoing, Received]):
                 self.on_message(message)
                 if self.bandwidth is not None:
                     await self.bandwidth.take_frame(message.ByteSize())
-        except BROKEN as error:  # however a stream breaks, the member is gone
+        except BROKEN_CALL_ERRORS as error:  # however a stream breaks, the member is gone
             if isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
                 end = self.breach("sent a message that is larger than any")
         except TimeoutError:
-            end = LostMemberError(f"{self.with_whom} has been silent for {SILENT_BEATS * BEAT_SECONDS:.0f} s")
+            end = LostMemberError(
+                f"{self.with_whom} has been silent for {SILENT_BEATS * STREAM_HEARTBEAT_SECONDS:.0f} s"
+            )
         finally:
             self._end(end)
 
@@ -207,7 +209,7 @@ class Duplex(Generic[Outgoing, Received]):
         reading.add_done_callback(lambda done: done.cancelled() or done.exception())  # also if nobody waits any longer
         try:
             for _ in range(SILENT_BEATS):
-                await asyncio.wait((reading,), timeout=BEAT_SECONDS)
+                await asyncio.wait((reading,), timeout=STREAM_HEARTBEAT_SECONDS)
                 if reading.done():
                     return reading.result()
             raise TimeoutError

@@ -50,7 +50,7 @@ from protocol.schemas import reconciliation_pb2 as pb
 from protocol.schemas import reconciliation_pb2_grpc
 from protocol.trust.records import Claims, PeerRecord, make_statement, read_statement, require_rounds
 
-ANSWER_SECONDS = 3.0
+COMPARISON_TIMEOUT_SECONDS = 3.0
 """The time within which a peer has to answer a comparison, which is also its heartbeat."""
 
 
@@ -194,14 +194,16 @@ class Reconciler:
         and only if it named all that is here.
         """
         try:
-            async with asyncio.timeout(ANSWER_SECONDS), self.contacts.to(peer) as channel:
+            async with asyncio.timeout(COMPARISON_TIMEOUT_SECONDS), self.contacts.to(peer) as channel:
                 stub = reconciliation_pb2_grpc.ReconciliationStub(channel)
                 mine = [summary(ledger) for ledger in self.intake.ledgers.values()]
                 parts = [summary_to_wire(replace(each, checks={}) if whole else each) for each in mine]
                 newest = {"attested": self.attested.round, "rewound": self.progress.rewound}
                 question = pb.Comparison(statement=self.statement(), parts=parts, **newest)
                 with timed(channel, peer.peer_id, self.discovery.trips):
-                    told = await stub.Compare(question, metadata=handshake(self.manifest), timeout=ANSWER_SECONDS)
+                    told = await stub.Compare(
+                        question, metadata=handshake(self.manifest), timeout=COMPARISON_TIMEOUT_SECONDS
+                    )
             require_differences(told, self.manifest)
             said = self.hear(told.statement, peer.peer_id)
             self.revoke(told.revocations, said.peer_id)
@@ -209,7 +211,7 @@ class Reconciler:
             if self.progress.hear_rewind(told.rewind):
                 self.bans.emit(Warned(f"WARNING: {self.progress.rewind_words}"))
             learning = self.start_learning(self.learner.learn(told.parts, said))
-            await asyncio.wait((learning,), timeout=ANSWER_SECONDS)  # it goes on if it takes longer
+            await asyncio.wait((learning,), timeout=COMPARISON_TIMEOUT_SECONDS)  # it goes on if it takes longer
             if not whole:
                 return False
             followed = [part for part in self.intake.ledgers if follows(said.role, said.stage, part, self.manifest)]
@@ -293,7 +295,7 @@ async def tell_revocation(peer: Reachable, signed: bytes, contacts: Contacts) ->
         async with contacts.to(peer) as channel:
             stub = reconciliation_pb2_grpc.ReconciliationStub(channel)
             message = pb.Revocations(revocations=[signed])
-            await stub.Revoke(message, metadata=handshake(contacts.manifest), timeout=ANSWER_SECONDS)
+            await stub.Revoke(message, metadata=handshake(contacts.manifest), timeout=COMPARISON_TIMEOUT_SECONDS)
     except HetpeerError:
         return False
     return True

@@ -32,7 +32,7 @@ OFFERS_OF_ONE, OFFERS = 2, 64
 """The offers at once, of one giver and of all: a giver that hangs up calls again, and waits for the end of its first
 call."""
 
-TURN_SECONDS = 16.0
+HANDOVER_TIMEOUT_SECONDS = 16.0
 """The time within which an heir takes a bequest, between two of its inner steps or while it waits for others; else it
 declines."""
 
@@ -118,7 +118,7 @@ class HandoverService(succession_pb2_grpc.SuccessionServicer):
                 return f"its bytes did not arrive: {error}"
             self.waiting = offered = Offered(bequest, blob)
             self.reconciler.discovery.news.ring()
-            await asyncio.wait((offered.answer,), timeout=TURN_SECONDS)
+            await asyncio.wait((offered.answer,), timeout=HANDOVER_TIMEOUT_SECONDS)
             if self.waiting is offered:
                 self.waiting = None
                 return "this peer is busy"

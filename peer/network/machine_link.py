@@ -32,7 +32,7 @@ from protocol.addresses import WILDCARDS, join
 from protocol.clock import monotonic
 from protocol.errors import FormatError, ResourceError, UserError
 
-BEAT_SECONDS = 5.0
+MACHINE_HEARTBEAT_SECONDS = 5.0
 """A side that has nothing to say says so this often."""
 
 SILENCE_SECONDS = 30.0
@@ -47,10 +47,10 @@ MOST_STRANGERS = 16
 MOST_FIRST_BYTES = 2**12
 """The longest first message of a caller."""
 
-MOST_BYTES = 2**24
+MOST_MESSAGE_BYTES = 2**24
 """The longest message. What comes with it has the size that its reader expects."""
 
-SECRET_BYTES = 32
+LINK_SECRET_BYTES = 32
 MOST_SECRET_BYTES = 4096
 
 _LENGTH = struct.Struct(">I")
@@ -85,7 +85,7 @@ class TlsLink:
         """Say that this side is there, if it has said nothing for a while; and notice if the other one has not."""
         if (silent := monotonic() - self.heard) > SILENCE_SECONDS and not self.waits():
             raise TimeoutError(f"{self.peer} has been silent for {silent:.0f} s")
-        if monotonic() - self.spoke > BEAT_SECONDS:
+        if monotonic() - self.spoke > MACHINE_HEARTBEAT_SECONDS:
             self.send(b"")
 
     def send(self, message: bytes, pieces: Iterable[memoryview] = ()) -> None:
@@ -98,7 +98,7 @@ class TlsLink:
             raise TimeoutError(f"{self.peer} has taken nothing for {SILENCE_SECONDS:.0f} s") from None
         self.spoke = monotonic()
 
-    def receive(self, most: int = MOST_BYTES) -> bytes:
+    def receive(self, most: int = MOST_MESSAGE_BYTES) -> bytes:
         """The next message, which may be a sign of life: empty.
 
         Raises:
@@ -225,7 +225,7 @@ def read_secret(path: Path, *, make: bool) -> bytes:
             with suppress(FileExistsError):
                 made = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
                 with os.fdopen(made, "w") as new:
-                    new.write(f"{secrets.token_hex(SECRET_BYTES)}\n")
+                    new.write(f"{secrets.token_hex(LINK_SECRET_BYTES)}\n")
         with path.open("rb") as file:
             mode, secret = os.fstat(file.fileno()).st_mode, file.read(MOST_SECRET_BYTES + 1).strip()
     except FileNotFoundError:
@@ -234,10 +234,10 @@ def read_secret(path: Path, *, make: bool) -> bytes:
         raise ResourceError(f"--secret-file {path}: {error.strerror}") from None
     if stat.S_IMODE(mode) & 0o077:
         raise UserError(f"--secret-file {path} can be read by others: chmod 600 {path}")
-    if not SECRET_BYTES <= len(secret) <= MOST_SECRET_BYTES:
+    if not LINK_SECRET_BYTES <= len(secret) <= MOST_SECRET_BYTES:
         raise UserError(
-            f"--secret-file {path} has {len(secret)} bytes; a secret has {SECRET_BYTES} to {MOST_SECRET_BYTES}, all of "
-            "chance: `openssl rand -hex 32` makes one"
+            f"--secret-file {path} has {len(secret)} bytes; a secret has {LINK_SECRET_BYTES} to {MOST_SECRET_BYTES}, "
+            "all of chance: `openssl rand -hex 32` makes one"
         )
     return secret
 

@@ -30,7 +30,7 @@ BLOCK_SECONDS = 60.0
 """The time for a whole block: at 512 KiB, less than a home link's tenth part. Only a mirror that drips, or a hopeless
 link, is slower."""
 
-PATIENCE_SECONDS = 3600.0
+NO_BLOCK_SECONDS = 3600.0
 """The time without a single block from anybody after which waiting is no use."""
 
 FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS = 1.0, 30.0
@@ -193,7 +193,7 @@ class Mirrors:
         self,
         sources: Callable[[], Awaitable[Sequence[BlockSource]]],
         emit: Listener,
-        patience: float = PATIENCE_SECONDS,
+        patience: float = NO_BLOCK_SECONDS,
     ) -> None:
         self.sources, self.emit, self.patience = sources, emit, patience
         self._standings: dict[str, SourceRecord] = {}

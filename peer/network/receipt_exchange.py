@@ -39,7 +39,7 @@ from protocol.trust.receipts import (
     standing,
 )
 
-ROUNDS_KEPT = 16
+RECEIPT_ROUNDS_KEPT = 16
 """The rounds of which a peer knows what it has seen: one that was away for longer gets no receipt."""
 
 ROUNDS_ASKED = 8
@@ -49,16 +49,16 @@ WITNESSES = 2
 """The number of peers that are asked to sign that a contribution counted. With two neighbours, a round brings four
 receipts."""
 
-TRIES = 6
+RECEIPT_ATTEMPTS = 6
 """The number of times that one peer is asked for the same, and that anybody is for a contribution."""
 
-ASK_SECONDS = 3.0
+RECEIPT_TIMEOUT_SECONDS = 3.0
 """The time for the answer to a small question, for which nobody waits."""
 
-PAUSE_SECONDS = 60.0
+RECEIPT_INTERVAL_SECONDS = 60.0
 """The interval at which neighbours are asked in a long round: if one dies, this much of its word is lost at most."""
 
-AGAIN_SECONDS = 0.5
+RECEIPT_RETRY_SECONDS = 0.5
 """The time until a neighbour is asked again, which may be in the midst of the step that this peer has ended."""
 
 
@@ -131,7 +131,7 @@ class SeenWork:
 
 
 def _forget(rounds: dict[int, Any]) -> None:
-    for round in sorted(rounds)[:-ROUNDS_KEPT]:
+    for round in sorted(rounds)[:-RECEIPT_ROUNDS_KEPT]:
         del rounds[round]
 
 
@@ -213,7 +213,7 @@ class Earned:
         mine = counted.get(self.seen.me)
         if mine is not None and part == self._standing_for():
             self.own[round] = Own(part, *mine)
-            for old in sorted(self.own)[:-ROUNDS_KEPT]:
+            for old in sorted(self.own)[:-RECEIPT_ROUNDS_KEPT]:
                 del self.own[old]
 
     def _standing_for(self) -> Part:
@@ -230,7 +230,7 @@ class Earned:
         again: list[PeerRound] = []
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(AGAIN_SECONDS if again else PAUSE_SECONDS):
+                async with asyncio.timeout(RECEIPT_RETRY_SECONDS if again else RECEIPT_INTERVAL_SECONDS):
                     await self.due.wait()
             over = self.due.is_set()
             self.due.clear()
@@ -278,7 +278,7 @@ class Earned:
         return [
             pair
             for pair in seen
-            if self._signed(*pair) < (count := self._tallied(*pair)) and self.tries[*pair, count] < TRIES
+            if self._signed(*pair) < (count := self._tallied(*pair)) and self.tries[*pair, count] < RECEIPT_ATTEMPTS
         ]
 
     def _signed(self, neighbour: PeerId, round: int) -> int:
@@ -290,7 +290,7 @@ class Earned:
         found = []
         for round, own in sorted(self.own.items()):
             known = {each.signer for each in self.rounds.get(round, {}) if isinstance(each, CountedReceipt)}
-            if len(known) >= WITNESSES or own.tries >= TRIES:
+            if len(known) >= WITNESSES or own.tries >= RECEIPT_ATTEMPTS:
                 continue
             others = [
                 peer
@@ -310,9 +310,11 @@ class Earned:
         message = pb.CreditQuestion(worked=worked, counted=counted, part=self._standing_for())
         contacts = self.reconciler.contacts
         try:
-            async with asyncio.timeout(ASK_SECONDS), contacts.to(record) as channel:
+            async with asyncio.timeout(RECEIPT_TIMEOUT_SECONDS), contacts.to(record) as channel:
                 stub = credit_pb2_grpc.CreditStub(channel)
-                answer = await stub.Sign(message, metadata=handshake(contacts.manifest), timeout=ASK_SECONDS)
+                answer = await stub.Sign(
+                    message, metadata=handshake(contacts.manifest), timeout=RECEIPT_TIMEOUT_SECONDS
+                )
         except (HetpeerError, TimeoutError):
             return []
         found: list[tuple[bytes, Receipt]] = []
@@ -353,7 +355,7 @@ class Earned:
         if receipt in known or receipt not in standing([*known, receipt]):
             return False
         self.rounds[receipt.round] = dict.fromkeys(standing([*known, receipt]))
-        for old in sorted(self.rounds)[:-ROUNDS_KEPT]:
+        for old in sorted(self.rounds)[:-RECEIPT_ROUNDS_KEPT]:
             del self.rounds[old]
         return True
 

@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from peer.network.contacts import Contacts
-from peer.network.duplex import BROKEN
+from peer.network.duplex import BROKEN_CALL_ERRORS
 from peer.telemetry.decisions import EndedEarly, Left, Recalled, Waiting, WentOn
 from peer.telemetry.events import (
     Contributed,
@@ -37,8 +37,8 @@ from protocol.errors import HetpeerError
 from protocol.limits import CALL_SECONDS
 from protocol.monitor import (
     BATCH_BYTES,
+    MOST_AGO_SECONDS,
     MOST_HAPPENED,
-    MOST_SECONDS,
     MOST_WORDS,
     ContributionOut,
     EndedShort,
@@ -69,7 +69,7 @@ SIGN_OF_LIFE_SECONDS = 3.0
 MOST_WAITING = 256
 """The events that wait to be sent, at most: some minutes of a peer whose node is away."""
 
-LAST_WORDS_SECONDS = 1.0
+LAST_REPORT_SECONDS = 1.0
 """The time for the last batch, while this peer leaves."""
 
 LEAST_PAUSE_SECONDS, MOST_PAUSE_SECONDS = 1.0, 30.0
@@ -123,7 +123,7 @@ class Reporter:
         why = _cut(paused) or ("the run is over" if over else "its owner has stopped it, or it failed")
         self._last = Going(name="Left", how="paused" if paused else "gone", why=why)
         if telling := [*self._children]:
-            await asyncio.wait(telling, timeout=LAST_WORDS_SECONDS)
+            await asyncio.wait(telling, timeout=LAST_REPORT_SECONDS)
         self._children.cancel()
 
     async def _keep_telling(self, contacts: Contacts, node: Callable[[], Reachable | None]) -> None:
@@ -131,7 +131,7 @@ class Reporter:
         while not self._closing.is_set():
             if (to := await asyncio.to_thread(node)) is not None:
                 began = monotonic()
-                with suppress(HetpeerError, *BROKEN):
+                with suppress(HetpeerError, *BROKEN_CALL_ERRORS):
                     async with contacts.alone(to) as channel:
                         metadata = handshake(contacts.manifest)
                         await self._tell(monitor_pb2_grpc.MonitorStub(channel).Tell(metadata=metadata))
@@ -153,14 +153,14 @@ class Reporter:
                 try:
                     async with asyncio.timeout(CALL_SECONDS):
                         await stream.write(message)
-                except (TimeoutError, *BROKEN):
+                except (TimeoutError, *BROKEN_CALL_ERRORS):
                     self.waiting.extendleft(reversed(took))
                     raise
                 self.left_out = 0
                 self._changed = self._changed or bool(self.waiting)
             if closing:
                 await stream.done_writing()
-                with suppress(*BROKEN):
+                with suppress(*BROKEN_CALL_ERRORS):
                     await stream.read()
                 return
             await self._wait(BATCH_SECONDS)
@@ -168,7 +168,7 @@ class Reporter:
     def _packed(self, took: Sequence[Noticed]) -> bytes:
         """The status and these events as one batch. Where that is too long, the oldest events are left out."""
         now, status = monotonic(), self.status
-        happened = [told.model_copy(update={"ago": min(MOST_SECONDS, now - at)}) for at, told in took]
+        happened = [told.model_copy(update={"ago": min(MOST_AGO_SECONDS, now - at)}) for at, told in took]
         happened += [self._last] if self._last is not None else []
         last = status.last_step or StepDone(0, -1, None, 0)
         bandwidth = self._contacts.bandwidth if self._contacts is not None else None

@@ -14,7 +14,7 @@ from protocol.monitor import NodeWord
 from protocol.outer.progress import RunProgress
 from protocol.trust.membership_card import Authority
 from protocol.trust.records import RECORD, PeerRecord, read_record
-from protocol.trust.rewinds import KEPT, read_rewind
+from protocol.trust.rewinds import REWIND_FILE, read_rewind
 from protocol.trust.signed import read_signed
 
 
@@ -29,7 +29,7 @@ class KnownProgress(RunProgress):
     def __post_init__(self) -> None:
         """Load the rewind that the folder keeps. A damaged one counts as absent: it will be told again."""
         with suppress(OSError, FormatError):
-            self.hear_rewind((self.folder / KEPT).read_bytes())
+            self.hear_rewind((self.folder / REWIND_FILE).read_bytes())
 
     @property
     def rewound(self) -> int:
@@ -46,7 +46,7 @@ class KnownProgress(RunProgress):
             return False
         self.signed_rewind = signed
         with suppress(ResourceError):  # others keep it, too
-            write_atomically(self.folder / KEPT, signed)
+            write_atomically(self.folder / REWIND_FILE, signed)
         return True
 
     def hear_node(self, word: NodeWord, me: PeerId, manifest: Manifest) -> bool:

@@ -10,7 +10,7 @@ from peer.network.gossip_policy import Chance, some
 from protocol.limits import KEYS_ASKED, KEYS_ASKED_OF_ONE, KEYS_OF_FEW, PEERS_KEPT
 from protocol.net.allowances import Places, pause_after
 
-FETCHES = 8
+BLOB_FETCHES = 8
 """The blobs that come in at the same time."""
 
 FETCHES_FROM_ONE = 1, 2, 4
@@ -30,13 +30,13 @@ DOUBT_SECONDS = 1.0
 """The seconds behind `lag_speed` from which a source that has given nothing yet keeps no proven one from being tried
 beside it."""
 
-LATE = 8
+MOST_SLOW_FETCHES = 8
 """The fetches that go on though they are too slow. Of more, the slowest is given up."""
 
 SLOW_SECONDS, MOST_SLOW_SECONDS = 10.0, 600.0
 """The times for which a source that was too slow is fetched from last, twice as long each time."""
 
-ASK_SECONDS = 0.5
+ENTRY_RETRY_SECONDS = 0.5
 """The time after which another source is asked for an entry, which is a kilobyte, too."""
 
 MUTE_SECONDS, MOST_MUTE_SECONDS = 1.0, 300.0
@@ -111,8 +111,9 @@ class Wanted(Generic[Key, Source]):
     """The blobs that this peer lacks and others have said they hold, and these others.
 
     A key is first *asked* for: its entry is to come. Then its bytes are *wanted*, from any of its sources; at most
-    `FETCHES` of them are under way. A source that has given what it was asked for is *proven*; others may take half of
-    these places as long as there is one. A fetch that is too slow goes on without a place, and another source is tried.
+    `BLOB_FETCHES` of them are under way. A source that has given what it was asked for is *proven*; others may take
+    half of these places as long as there is one. A fetch that is too slow goes on without a place, and another source
+    is tried.
     """
 
     clock: Callable[[], float] = standing_still
@@ -162,7 +163,7 @@ class Wanted(Generic[Key, Source]):
                 self._remember(asked.heard, source)
                 # one more is asked if who was asked keeps this peer waiting, or is not known to give anything
                 stranger = source in self.speeds and not any(each in self.speeds for each in asked.of)
-                due = stranger or not asked.of or now - asked.at >= ASK_SECONDS
+                due = stranger or not asked.of or now - asked.at >= ENTRY_RETRY_SECONDS
                 if source not in asked.of and due and self.places.take(source):
                     asked.of.append(source)
                     asked.at = now
@@ -214,13 +215,13 @@ class Wanted(Generic[Key, Source]):
     def choose(self, chance: Chance) -> tuple[Key, Source] | None:
         """Choose what to fetch next, and from whom: of some blobs drawn at random, the one whose source promises most.
         None: nothing now."""
-        if self.under_way >= FETCHES or not self.waiting:
+        if self.under_way >= BLOB_FETCHES or not self.waiting:
             return None
         ranks = Counter[int]()  # places that sources of each rank take, and whether one more of each may take one now
         for busy, taken in self.busy.items():
             ranks[self._rank(busy)] += taken - self.late[busy]
-        strangers = ranks[0] + ranks[1] < (FETCHES // 2 if self.speeds else FETCHES)
-        room = strangers and ranks[0] < FETCHES // 4, strangers, True
+        strangers = ranks[0] + ranks[1] < (BLOB_FETCHES // 2 if self.speeds else BLOB_FETCHES)
+        room = strangers and ranks[0] < BLOB_FETCHES // 4, strangers, True
         for count in (LOOKED_AT, LOOKED_AT_MOST):  # most that wait may be only where nothing is to be had now
             drawn = some(range(len(self.waiting)), count, chance)
             choices = [(place, source) for place in drawn for source in self._free(self.waiting[place], room)]

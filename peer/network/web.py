@@ -18,7 +18,7 @@ import httpcore2
 from protocol.addresses import Ip, is_public
 from protocol.errors import FormatError, RefusedError, UnreachableError
 
-STALL_SECONDS = 10.0
+WEB_STALL_SECONDS = 10.0
 """The time without a byte after which an answer has stalled."""
 
 MOST_REDIRECTS = 5
@@ -53,7 +53,7 @@ class CheckedConnector(httpcore2.AsyncNetworkBackend):
         socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
     ) -> httpcore2.AsyncNetworkStream:
         """Raises RefusedError: the host is not one that may be dialled."""
-        async with asyncio.timeout(STALL_SECONDS):
+        async with asyncio.timeout(WEB_STALL_SECONDS):
             failed: Exception | None = None
             for each in await asyncio.to_thread(dialled, host, port, self.allowed):
                 try:
@@ -109,7 +109,7 @@ class Client:
             FormatError: it leads to what is no web address, or in circles.
             UnreachableError: nobody answers.
         """
-        extensions = {"timeout": dict.fromkeys(("connect", "read", "write", "pool"), STALL_SECONDS)}
+        extensions = {"timeout": dict.fromkeys(("connect", "read", "write", "pool"), WEB_STALL_SECONDS)}
         for _ in range(MOST_REDIRECTS + 1):
             require_plain(url)
             sent = [("Host", urlsplit(url).netloc), ("User-Agent", "hetpeer"), *headers.items()]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from peer.optim.inner import learning_rate
-from peer.optim.muon import NOTHING, step_scale
+from peer.optim.muon import NO_SECOND_MOMENT, step_scale
 from protocol.codec.contribution import Contribution
 from protocol.errors import FormatError
 from protocol.layout import EMBEDDING_TENSOR, Shape, is_layer_matrix, part_layout
@@ -95,7 +95,7 @@ def check_moments(tensors: Mapping[str, Tensor], shapes: Mapping[str, Shape], ma
         step = tensors[f"{parameter}.step"].item()
         if not (1 <= step <= total and step == int(step)):
             raise FormatError(f"the optimizer's count {step} is no number of steps of this run")
-        if shapes[f"{parameter}.exp_avg_sq"] == NOTHING:
+        if shapes[f"{parameter}.exp_avg_sq"] == NO_SECOND_MOMENT:
             if not tensors[f"{parameter}.exp_avg"].double().norm() <= MOMENTUM_SLACK * manifest.inner.clip:
                 raise FormatError("Muon's momentum is such as no clipped gradients make")
             continue

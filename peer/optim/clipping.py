@@ -20,7 +20,7 @@ from protocol.codec.compiled import compiled
 
 Norms = NDArray[np.int64]
 
-LOW = np.int64(2**32 - 1)
+LOW_HALF = np.int64(2**32 - 1)
 """The lower half of a square."""
 
 
@@ -73,8 +73,8 @@ def _norms(values: Units, k: int, norms: Norms) -> None:
             for i in range(chunk * k, min((chunk + 1) * k, values.shape[1])):
                 square = np.int64(values[one, i]) * np.int64(values[one, i])
                 high += square >> 32
-                low += square & LOW
-            norms[one, chunk] = _root(int(high + (low >> 32)), int(low & LOW))
+                low += square & LOW_HALF
+            norms[one, chunk] = _root(int(high + (low >> 32)), int(low & LOW_HALF))
 
 
 @compiled

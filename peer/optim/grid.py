@@ -11,9 +11,7 @@ import torch
 from torch import Tensor
 
 from protocol.errors import DivergedError
-from protocol.tensor_formats import UNITS_PER_ONE
-
-INT32_MAX = 2**31 - 1
+from protocol.tensor_formats import INT32_MAX, UNITS_PER_ONE
 
 FAR = "a weight moved further than ±32 in one round, or is not a number"
 OUT_OF_RANGE = "left the grid's range of ±32"

@@ -14,7 +14,7 @@ from protocol.manifest import Manifest
 from protocol.manifest_tables import Inner
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-STATE = ("step", *MOMENTS)
+ADAMW_STATE = ("step", *MOMENTS)
 """The state of AdamW for each parameter, by torch's names."""
 
 OptimizerState = dict[str, list[Tensor]]
@@ -40,7 +40,7 @@ class AdamW:
             shapes = self.shapes
             self.state = {
                 name: [torch.zeros(shapes[f"{i}.{name}"], device=each.device) for i, each in enumerate(self.parameters)]
-                for name in STATE
+                for name in ADAMW_STATE
             }
 
     @torch.no_grad()
@@ -79,7 +79,7 @@ class AdamW:
             devices = [parameter.device for parameter in self.parameters]
             self.state = {
                 name: [tensors[f"{i}.{name}"].to(device, copy=True) for i, device in enumerate(devices)]
-                for name in STATE
+                for name in ADAMW_STATE
             }
 
     def resize(self, number: int, columns: int) -> None:
@@ -93,7 +93,7 @@ class AdamW:
         return {
             f"{i}.{name}": () if name == "step" else tuple(parameter.shape)
             for i, parameter in enumerate(self.parameters)
-            for name in STATE
+            for name in ADAMW_STATE
         }
 
     @property

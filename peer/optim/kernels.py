@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from protocol.codec.chunks import ChunkGrid, Offsets
 from protocol.codec.compiled import compiled
-from protocol.tensor_formats import UNITS_PER_ONE
+from protocol.tensor_formats import INT32_MAX, UNITS_PER_ONE
 
 Units = NDArray[np.int32]
 Positions = NDArray[np.int64]
@@ -15,8 +15,6 @@ Terms = NDArray[np.int64]
 
 HALF = np.int64(2**15)
 """Half of 2¹⁶, in which β and η are counted."""
-
-INT32_MAX = 2**31 - 1
 
 LARGEST_FACTOR = 2**32
 """The largest sum of all weights times η in units of 2⁻¹⁶: times a value it is below 2⁶³."""

@@ -19,10 +19,10 @@ from 0.002 to 1 into 0.68 to 1.21 in five steps, and does not converge to 1."""
 
 ITERATIONS = 5
 
-SMALLEST = 1e-7
+SMALLEST_NORM = 1e-7
 """A gradient with a smaller norm is not scaled up to a direction."""
 
-NOTHING: Shape = (0,)
+NO_SECOND_MOMENT: Shape = (0,)
 """The shape of the second moment that Muon does not keep."""
 
 LIKE_ADAMW = 0.2
@@ -35,7 +35,7 @@ def orthogonal(matrix: Tensor) -> Tensor:
     Newton and Schulz's iteration."""
     tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.T if tall else matrix
-    x = x / x.norm().clamp(min=SMALLEST)
+    x = x / x.norm().clamp(min=SMALLEST_NORM)
     a, b, c = COEFFICIENTS
     for _ in range(ITERATIONS):
         square = x @ x.T
@@ -51,7 +51,7 @@ def step_scale(shape: Shape) -> float:
 def state_shapes(inner: Inner, tensor: str, shape: Shape) -> dict[str, Shape]:
     """The state of the manifest's optimizer for a tensor of the model, name → shape. Muon has no second moment."""
     muon = inner.optimizer == "muon" and is_layer_matrix(tensor, shape)
-    return {"step": (), "exp_avg": shape, "exp_avg_sq": NOTHING if muon else shape}
+    return {"step": (), "exp_avg": shape, "exp_avg_sq": NO_SECOND_MOMENT if muon else shape}
 
 
 @dataclass(slots=True)
@@ -101,7 +101,7 @@ class Muon(AdamW):
     @property
     def shapes(self) -> dict[str, Shape]:
         """The names and shapes of `tensors` after a step."""
-        return super(Muon, self).shapes | {f"{i}.exp_avg_sq": NOTHING for i in self.hidden}
+        return super(Muon, self).shapes | {f"{i}.exp_avg_sq": NO_SECOND_MOMENT for i in self.hidden}
 
 
 def optimizer(

@@ -40,7 +40,7 @@ PROCESS_BYTES = 430 * 10**6 + NETWORK_BYTES
 TRAINING_BYTES = 90 * 10**6
 """The memory that torch loads and keeps of its own in a process that trains, in bytes."""
 
-TRAINED_BYTES = 16
+TRAINED_DEVICE_BYTES = 16
 """A value that is trained, on the device: weight, gradient, and two moments, in fp32."""
 
 MOMENT_BYTES = 4
@@ -132,7 +132,7 @@ def _on_device(manifest: Manifest, duty: Duty) -> tuple[int, int]:
     if duty.role == "observer":
         again = EVALUATION_TABLES * table + spot_check_bytes(manifest) if duty.audits else 0
         return 4 * parameter_count(manifest), max(evaluation, again)
-    trained = TRAINED_BYTES * trained_values(manifest, duty) - MOMENT_BYTES * muon_values(manifest, duty)
+    trained = TRAINED_DEVICE_BYTES * trained_values(manifest, duty) - MOMENT_BYTES * muon_values(manifest, duty)
     if duty.role == "datacenter":
         kept = sum(microbatch_bytes(manifest, stage, duty.recompute) for stage in stages)
         passes = kept + max(pass_bytes(manifest, stage, duty.recompute) for stage in stages)

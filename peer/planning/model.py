@@ -28,7 +28,10 @@ from protocol.net.bandwidth import ACKNOWLEDGED, WIRE
 
 Bottleneck = Literal["compute", "upload", "download", "latency"]
 
-HEADERS = 1 - 1 / (WIRE + ACKNOWLEDGED)
+COMPRESSIONS_TRIED = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
+"""The values of d / k that a plan and a verdict compare."""
+
+HEADERS_SHARE = 1 - 1 / (WIRE + ACKNOWLEDGED)
 """The share of a link that carries frames both ways for TLS, HTTP/2, TCP, IP and Ethernet, and acknowledgements of the
 other direction."""
 

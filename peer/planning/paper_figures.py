@@ -14,7 +14,7 @@ RATIOS = (1, 8, 24, 96)
 A100 = 125e12
 """Operations a second that an A100 really does of its 312e12: 40 %."""
 
-COLOURS = ("#334155", "#c2410c", "#1d4ed8", "#15803d")
+LINE_COLOURS = ("#334155", "#c2410c", "#1d4ed8", "#15803d")
 
 
 def seventy_billion(ratio: int) -> StageWork:
@@ -76,7 +76,7 @@ def draw(path: Path, measured: Iterable[dict[str, Any]] = ()) -> None:
     from matplotlib import pyplot
 
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.2))
-    for colour, ratio in zip(COLOURS, RATIOS, strict=True):
+    for colour, ratio in zip(LINE_COLOURS, RATIOS, strict=True):
         rates = [volunteer(each) for each in MEGABITS]
         name = "whole activations" if ratio == 1 else f"k = d/{ratio}"
         alone = [100 * step_of(seventy_billion(ratio), each).utilization for each in rates]

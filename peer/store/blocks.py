@@ -15,11 +15,11 @@ from protocol.net.tasks import Children
 from protocol.run.dataset import Block, Dataset, check_block
 from protocol.run.prepared import read_block
 
-FETCHES = 4
+BLOCK_FETCHES = 4
 """The number of fetches at once: over 100 ms there and back, blocks of 512 KiB come at 10 MB/s and more, twenty million
 tokens a second where links carry them."""
 
-KEPT = 64
+BLOCKS_IN_MEMORY = 64
 """Blocks in memory, 32 or 64 MiB; more where those that are looked ahead for are more."""
 
 Fetch = Callable[[Block], Awaitable[bytes]]
@@ -97,7 +97,7 @@ class BlockStore:
         self._brought: OrderedDict[int, asyncio.Task[Tokens]] = OrderedDict()
         self._tasks = Children()
         self._soon: set[int] = set()
-        self._turns = asyncio.Semaphore(FETCHES)
+        self._turns = asyncio.Semaphore(BLOCK_FETCHES)
         self._damaged = False
 
     async def take(self, numbers: Iterable[int]) -> dict[int, Tokens]:
@@ -141,7 +141,7 @@ class BlockStore:
             del self._brought[number]
         here = [each for each, task in self._brought.items() if task.done()]
         past = [each for each in here if each not in self._soon]
-        for each in past[: max(0, len(here) - KEPT)]:
+        for each in past[: max(0, len(here) - BLOCKS_IN_MEMORY)]:
             del self._brought[each]
 
     async def _bring(self, block: Block) -> Tokens:

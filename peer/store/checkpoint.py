@@ -35,7 +35,7 @@ SETTLED = "settled.json"
 
 NAME = re.compile(r"checkpoint-[0-9]{8,}")
 
-STATE = "state.json"
+STATE_FILE = "state.json"
 OPTIMIZER = "optimizer.safetensors"
 BEQUEST = "bequest.safetensors"
 
@@ -127,7 +127,7 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int = CHECKPOIN
             heir=handovers.heir,
             taken={str(giver): number for giver, number in handovers.taken.items()},
         )
-        write_atomically(partial / STATE, state.model_dump_json().encode())
+        write_atomically(partial / STATE_FILE, state.model_dump_json().encode())
         os.replace(partial, final)
         sync_folder(folder)
     except OSError as error:
@@ -233,7 +233,7 @@ def _read(path: Path) -> Checkpoint:
     Raises:
         OSError, ValueError: a file of it is missing or damaged.
     """
-    state = CheckpointState.model_validate(json.loads((path / STATE).read_bytes()))
+    state = CheckpointState.model_validate(json.loads((path / STATE_FILE).read_bytes()))
     for name, sha256 in state.files.items():
         with (path / name).open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != sha256:

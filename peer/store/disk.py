@@ -22,11 +22,11 @@ from protocol.outer.window import SKEW, Window
 from protocol.run.run_files import Descriptor
 from protocol.wording import megabytes_above, size
 
-TRAINED_BYTES = 24
+CHECKPOINT_BYTES = 24
 """Bytes of each trained value in a checkpoint: error feedback and AdamW's two moments, and as much again of what is set
 aside for an heir."""
 
-SIGNED_BYTES = 8 * 1024
+SIGNED_ON_DISK_BYTES = 8 * 1024
 """Bytes beside a contribution: its proof and receipts, and what is left of its last block on the disk."""
 
 CHECKPOINTS_KEPT = 2
@@ -73,7 +73,7 @@ def fixed_bytes(manifest: Manifest, stage: int | None, trains: bool, files: int)
     trained = sum(elements(layouts[part]) for part in authored)
     followed = sum(elements(layouts[part]) for part in _followed(manifest, stage))
     own = sum(max_bytes(manifest, part) for part in authored)
-    checkpoints = (CHECKPOINTS_KEPT + 1) * (TRAINED_BYTES * trained + own)
+    checkpoints = (CHECKPOINTS_KEPT + 1) * (CHECKPOINT_BYTES * trained + own)
     return files + checkpoints + STATES * STATE_BYTES * followed + OTHER_BYTES
 
 
@@ -86,7 +86,7 @@ def contribution_bytes(manifest: Manifest, stage: int | None) -> int:
     for part in _followed(manifest, stage):
         largest = max_bytes(manifest, part)
         closed = STATE_BYTES * elements(layouts[part]) // largest
-        total += (open_rounds * manifest.replicas.total + closed) * (largest + SIGNED_BYTES)
+        total += (open_rounds * manifest.replicas.total + closed) * (largest + SIGNED_ON_DISK_BYTES)
     return total
 
 

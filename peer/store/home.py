@@ -11,12 +11,12 @@ from protocol.identity import RunId
 from protocol.run.run_files import DESCRIPTOR
 from protocol.trust.ticket import Ticket, parse_ticket
 
-ENVIRONMENT = "HETPEER_HOME"
+HOME_VARIABLE = "HETPEER_HOME"
 
 
 def home() -> Path:
     """The folder above all others: `HETPEER_HOME`, or `~/.hetpeer`."""
-    return Path(os.environ.get(ENVIRONMENT, "~/.hetpeer")).expanduser()
+    return Path(os.environ.get(HOME_VARIABLE, "~/.hetpeer")).expanduser()
 
 
 def own_folders(ticket: Ticket, place: str) -> list[Path]:

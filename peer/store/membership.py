@@ -24,7 +24,7 @@ from protocol.run.dataset import base_urls
 from protocol.run.run_files import DESCRIPTOR, Descriptor, files_needed, parse_descriptor
 from protocol.trust.certificates import private_key, public_key, read_certificate
 from protocol.trust.keys import Identity
-from protocol.trust.membership_card import KIND, Authority, Card, Role
+from protocol.trust.membership_card import CARD_KIND, Authority, Card, Role
 from protocol.trust.signed import claimed
 from protocol.trust.ticket import Ticket, recall_addresses
 
@@ -109,7 +109,7 @@ def _is_descriptor(data: bytes) -> bool:
 def _run_of_card(card: bytes) -> str | None:
     """The run that a card claims to be of; None: it is none."""
     try:
-        return str(claimed(card, KIND)[1][0])
+        return str(claimed(card, CARD_KIND)[1][0])
     except (FormatError, IndexError):
         return None
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from protocol.errors import ResourceError
 from protocol.files import replacing
 
-FORMATS = {torch.float32: "F32", torch.int32: "I32"}
+STORED_FORMATS = {torch.float32: "F32", torch.int32: "I32"}
 """The number formats that a peer keeps, by their names in the file."""
 
 ALIGNMENT = 8
@@ -87,7 +87,7 @@ def _encoded(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
     for name in sorted(tensors):
         start, end = end, end + tensors[name].nbytes
         shape = list(tensors[name].shape)
-        entries[name] = {"dtype": FORMATS[tensors[name].dtype], "shape": shape, "data_offsets": [start, end]}
+        entries[name] = {"dtype": STORED_FORMATS[tensors[name].dtype], "shape": shape, "data_offsets": [start, end]}
     header = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
     header += b" " * (-len(header) % ALIGNMENT)
     yield len(header).to_bytes(8, "little") + header

@@ -27,7 +27,7 @@ SLEPT_SECONDS = 5.0
 """A machine has slept if its clock went on by this much more than the time between two looks at it. The run may have
 ended meanwhile."""
 
-ASK_SECONDS = 5.0
+NODE_POLL_SECONDS = 5.0
 """The interval at which the node is asked by a peer that sees nobody train, or waits for a state."""
 
 IDLE_SECONDS, IDLE_ASK_SECONDS = 10.0, 30.0
@@ -47,7 +47,7 @@ FAREWELL_SECONDS = 60.0
 STAY_POLL_SECONDS = 5.0
 """The interval at which a peer that stays with the last state looks for more contributions to the last rounds."""
 
-LOST_SECONDS = 15.0
+SETTLE_PATIENCE_SECONDS = 15.0
 """The time for which a peer that has finished waits for each one that does not answer, or holds something else."""
 
 
@@ -98,14 +98,14 @@ async def linger(outer: OuterLoop) -> None:
     def waits_for_nobody() -> bool:
         nonlocal lost
         lost = {peer: lost.get(peer, clock()) for peer in outer.discovery.missed()}
-        return clock() >= met and all(clock() >= since + LOST_SECONDS for since in lost.values())
+        return clock() >= met and all(clock() >= since + SETTLE_PATIENCE_SECONDS for since in lost.values())
 
     while clock() < farewell and not outer.leaving:
         together = waits_for_nobody() and all_at(outer.discovery.peers(), rounds)
         ended = (ended or clock()) if together else 0.0
         if together:
             async with telling_a_long_wait(outer.emit, lambda: _of_the_end(outer)):
-                same = await _have_all(outer) or clock() >= ended + LOST_SECONDS
+                same = await _have_all(outer) or clock() >= ended + SETTLE_PATIENCE_SECONDS
             if same and waits_for_nobody():  # some may only have seemed to be there, by their records
                 break
         outer.emit(_of_the_end(outer))
@@ -172,7 +172,7 @@ async def keep_asking_the_node(outer: OuterLoop, ask: AskNode, clock: Callable[[
         waits_for_state = bool(outer.discovery.record.phase)
         left = outer.reconciler.witnesses.were_ahead(outer.clock) or _somebody_has_ended(outer)
         idle = now - since > max(IDLE_SECONDS, 2 * outer.pace.usual) and now - asked >= IDLE_ASK_SECONDS
-        if slept or idle or ((alone or waits_for_state or left) and now - asked >= ASK_SECONDS):
+        if slept or idle or ((alone or waits_for_state or left) and now - asked >= NODE_POLL_SECONDS):
             await ask_whether_over(outer, ask)
             asked = now
 
@@ -248,6 +248,6 @@ async def _have_all(outer: OuterLoop) -> bool:
     """Take what the others have; whether they have all that is here."""
     same = await compare_with_all(outer)
     with suppress(TimeoutError):
-        async with asyncio.timeout(LOST_SECONDS):
+        async with asyncio.timeout(SETTLE_PATIENCE_SECONDS):
             await outer.reconciler.learnt()
     return same

@@ -12,7 +12,7 @@ from protocol.trust.records import PeerRecord, Peers
 SURPLUS_SECONDS = 60.0
 """A volunteer does not move before it has been surplus for so long: somebody who was lost may be back."""
 
-LATE = 3
+OVERDUE_MOVE_RATIO = 3
 """The delay after which a volunteer that has not moved is passed over, in times of the usual time and rounds: it may
 never move."""
 
@@ -103,6 +103,6 @@ class Watch:
             _, began, round = self.since[peer]
             return now - began >= times * SURPLUS_SECONDS and (me.round >= round + times or not trains or not me.round)
 
-        self.late |= {peer for peer in planned if lasts(peer, LATE)}
+        self.late |= {peer for peer in planned if lasts(peer, OVERDUE_MOVE_RATIO)}
         due = me.peer_id in planned and lasts(me.peer_id, 1) and me.contributed <= me.round
         return planned[me.peer_id] if due else None

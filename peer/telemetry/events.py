@@ -368,7 +368,7 @@ Event = (
 )
 Listener = Callable[[Event], None]
 
-KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Event)}
+EVENT_TYPES: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Event)}
 
 
 def to_line(event: Event) -> str:
@@ -384,7 +384,7 @@ def from_line(line: str) -> Event:
         raise ValueError(f"not an event: {line[:80]!r}") from None
     kind = fields.pop("event", None) if isinstance(fields, dict) else None
     try:
-        event: Event = KINDS[str(kind)](**fields)
+        event: Event = EVENT_TYPES[str(kind)](**fields)
     except (KeyError, TypeError):
         raise ValueError(f"not an event: {line[:80]!r}") from None
     return event

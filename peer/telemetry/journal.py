@@ -15,16 +15,16 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from peer.telemetry.events import KINDS, Event, Listener, Progress, Serving, Warned
+from peer.telemetry.events import EVENT_TYPES, Event, Listener, Progress, Serving, Warned
 from peer.telemetry.run_report import strict
 from peer.telemetry.status import Status
 from protocol.clock import unix_time
 from protocol.errors import ResourceError
 from protocol.files import LOG_BYTES, append_line, logged_lines
 
-EVENTS = "events.jsonl"
+EVENTS_FILE = "events.jsonl"
 
-MOST_CHARACTERS = 300
+MOST_TEXT_CHARACTERS = 300
 """The longest text in a line: what others said is cut there."""
 
 HEAD = ("time", "level", "event", "reason", "in_round")
@@ -45,7 +45,7 @@ class JournalEntry:
             said["ticket"] = ""
         head = (round(self.at, 3), self.event.level, self.event.name, self.event.cause, self.in_round)
         row: dict[str, Any] = strict(dict(zip(HEAD, head, strict=True)) | said)
-        return {name: each[:MOST_CHARACTERS] if isinstance(each, str) else each for name, each in row.items()}
+        return {name: each[:MOST_TEXT_CHARACTERS] if isinstance(each, str) else each for name, each in row.items()}
 
     def line(self) -> str:
         """The entry as one line of JSON."""
@@ -71,7 +71,7 @@ class Journal:
         self.last = event
         try:
             line = JournalEntry(self.clock(), self.status.round, event).line()
-            append_line(self.folder / EVENTS, line.encode() + b"\n", self.most_bytes)
+            append_line(self.folder / EVENTS_FILE, line.encode() + b"\n", self.most_bytes)
             self.broken = False
         except ResourceError as error:
             if not self.broken:
@@ -99,7 +99,7 @@ def read_journal(folder: Path) -> list[JournalEntry]:
         ResourceError: it cannot be read.
     """
     found = []
-    for line in logged_lines(folder / EVENTS):
+    for line in logged_lines(folder / EVENTS_FILE):
         try:
             found.append(_noted(json.loads(line)))
         except (ValueError, KeyError, TypeError, RecursionError):
@@ -113,7 +113,7 @@ def _noted(row: Any) -> JournalEntry:
     Raises:
         ValueError, KeyError, TypeError: the row is none of an event.
     """
-    kind = KINDS[str(row["event"])]
+    kind = EVENT_TYPES[str(row["event"])]
     if kind is Progress and row["level"] == "warning":
         kind = Warned
     known = {each.name for each in fields(kind)}

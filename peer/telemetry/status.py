@@ -41,7 +41,7 @@ from protocol.clock import monotonic
 
 DaemonState = Literal["starting", "waiting", "training", "paused", "leaving", "finished", "failed"]
 
-STEPS_REMEMBERED = 32
+RATE_STEPS = 32
 """The number of inner steps from which the tokens a second are computed."""
 
 
@@ -99,7 +99,7 @@ class Status:
     """Whether the peer has seen the end of the run."""
     only_holder_of: str = ""
     """The parts whose newest state nobody else here holds, in words; empty: there are none."""
-    _steps: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=STEPS_REMEMBERED))
+    _steps: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=RATE_STEPS))
     """The ends of the last inner steps, and the tokens of each."""
     _stepped: float | None = None
     """The end of the last inner step of this round."""

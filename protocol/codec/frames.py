@@ -36,7 +36,7 @@ MOST_SQUARED_NORM = 1e80
 
 SCALE_BYTES = 2
 
-LARGEST = 65504.0
+LARGEST_IN_FRAME = 65504.0
 """The largest value in a frame: fp16's largest. Models of this kind are trained in half precision, so activations and
 gradients keep well within it, while a number near bf16's largest, 3 · 10³⁸, overflows in the first sum of squares it
 meets."""
@@ -78,15 +78,15 @@ class Payload:
         return -(-self.size // CHUNK_BYTES)
 
     def in_range(self, data: bytes) -> bool:
-        """Whether all values are numbers within ±`LARGEST`. Without its sign, a float's bits grow with it, and the bits
-        of infinity and of NaN are above all others."""
+        """Whether all values are numbers within ±`LARGEST_IN_FRAME`. Without its sign, a float's bits grow with it, and
+        the bits of infinity and of NaN are above all others."""
         if not self.scaled:
-            return _in_range(data, self.wire, LARGEST)
+            return _in_range(data, self.wire, LARGEST_IN_FRAME)
         rows = np.frombuffer(data, np.uint8).reshape(-1, self.token_bytes)
         half = 1 << (FORMATS[self.wire].bits - 1)
         scales = rows[:, :SCALE_BYTES].tobytes()
         padding = self.wire == "int4" and self.width % 2 == 1 and bool((rows[:, -1] >> 4).any())
-        return not padding and _in_range(scales, "bf16", LARGEST / (half * FORMATS[self.wire].step))
+        return not padding and _in_range(scales, "bf16", LARGEST_IN_FRAME / (half * FORMATS[self.wire].step))
 
 
 def _in_range(data: bytes, wire: str, largest: float) -> bool:
@@ -206,7 +206,7 @@ def check_tensor(tensor: pb.Tensor, rest: Sequence[pb.Frame], expected: Payload,
     if len(data) != expected.size:
         raise FormatError(f"frame of {place}: {len(data)} bytes of tensor, expected {expected.size}")
     if not expected.in_range(data):
-        raise FormatError(f"frame of {place}: a value is not a number, or beyond ±{LARGEST:.0f}")
+        raise FormatError(f"frame of {place}: a value is not a number, or beyond ±{LARGEST_IN_FRAME:.0f}")
     return data
 
 

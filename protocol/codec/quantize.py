@@ -21,7 +21,7 @@ from protocol.codec.compiled import compiled
 from protocol.errors import FormatError
 from protocol.tensor_formats import FORMATS, Codec
 
-LARGEST = 2**31 - 1
+LARGEST_UNITS = 2**31 - 1
 SIGNIFICANT_BITS = 8
 LEVELS = struct.Struct("<II")
 
@@ -76,7 +76,7 @@ def dequantize(payload: bytes, count: int, codec: Codec) -> Int32Array:
 
 def _from_two_bits(payload: bytes, count: int) -> Int32Array:
     low, high = LEVELS.unpack_from(payload)
-    if not low <= high <= LARGEST:
+    if not low <= high <= LARGEST_UNITS:
         raise FormatError(f"magnitudes {low} and {high} are out of order or range")
     values = np.empty(count, np.int32)
     some_large, all_large, minus_low, beyond = _decode(
@@ -102,7 +102,7 @@ def _round_significant(values: Int32Array, rounded: Int32Array) -> None:
         rest, half = magnitude - (head << shift), (1 << shift) >> 1
         if rest > half or (shift > 0 and rest == half and head & 1 == 1):
             head += 1
-        if head << shift > LARGEST:
+        if head << shift > LARGEST_UNITS:
             head -= 1
         rounded[i] = -(head << shift) if values[i] < 0 else head << shift
 
@@ -111,7 +111,7 @@ def _round_significant(values: Int32Array, rounded: Int32Array) -> None:
 def _encode(values: Int32Array, low: int, high: int, packed: Octets, sent: Int32Array) -> None:
     """Encode each value as the nearer level, the lower of two equally near, and a sign, which zero has not: as fields
     of two bits (`protocol/codec/bitstream.py`), the higher one the sign, into bytes that are zero."""
-    cut, smaller, larger = np.int32((low + high) // 2 if low < high else LARGEST), np.int32(low), np.int32(high)
+    cut, smaller, larger = np.int32((low + high) // 2 if low < high else LARGEST_UNITS), np.int32(low), np.int32(high)
     for row in range(4):
         given, made = values[row * len(packed) :][: len(packed)], sent[row * len(packed) :][: len(packed)]
         for i in range(len(given)):

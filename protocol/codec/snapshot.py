@@ -22,7 +22,7 @@ from protocol.manifest import Manifest
 from protocol.outer.data_plan import Reading
 from protocol.outer.history import MOST_RANGES, History
 
-VERSION = 2
+SNAPSHOT_VERSION = 2
 
 PIECE_BYTES = 2**20
 """The length of a piece: small enough that many peers share in serving a snapshot, large enough that the list of pieces
@@ -52,7 +52,9 @@ class Header:
         reading]."""
         joined = b"".join(map(bytes.fromhex, self.pieces))
         reading = self.reading.to_bytes() if self.reading is not None else b""
-        packed: bytes = msgpack.packb([VERSION, self.part, self.round, self.history.to_wire(), joined, reading])
+        packed: bytes = msgpack.packb(
+            [SNAPSHOT_VERSION, self.part, self.round, self.history.to_wire(), joined, reading]
+        )
         return packed
 
     @property
@@ -103,7 +105,7 @@ def parse_header(data: bytes, manifest: Manifest) -> Header:
         version, part, round, history, joined, read = _fields(data)
     except (ValueError, msgpack.UnpackException):
         raise FormatError("a snapshot's header that cannot be read") from None
-    if version != VERSION or not isinstance(part, str) or type(round) is not int:
+    if version != SNAPSHOT_VERSION or not isinstance(part, str) or type(round) is not int:
         raise FormatError("not a snapshot's header")
     if not isinstance(joined, bytes) or not isinstance(read, bytes):
         raise FormatError("not a snapshot's header")

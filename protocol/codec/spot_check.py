@@ -15,7 +15,7 @@ from math import isfinite
 import numpy as np
 import numpy.typing as npt
 
-from protocol.codec.frames import LARGEST, FramePosition, FrameRules
+from protocol.codec.frames import LARGEST_IN_FRAME, FramePosition, FrameRules
 from protocol.codec.seating import check_digest
 from protocol.errors import FormatError
 from protocol.identity import PeerId
@@ -163,6 +163,6 @@ def _sample(data: bytes, count: int) -> PayloadSample:
     if len(data) != 4 * count:
         raise FormatError(f"a spot check with a sample of {len(data)} bytes instead of {4 * count}")
     values = np.frombuffer(data, "<f4")
-    if not np.all(np.abs(values) <= LARGEST):  # NaN is not, either
+    if not np.all(np.abs(values) <= LARGEST_IN_FRAME):  # NaN is not, either
         raise FormatError("a spot check with a value that is not a number, or too large")
     return values

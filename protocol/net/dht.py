@@ -23,7 +23,7 @@ from protocol.net.connection_limits import OF_LIBP2P
 from protocol.net.dht_calls import Calls
 from protocol.net.dht_checks import Checks, Offence, Rules, no_offence
 from protocol.net.gate import Gate
-from protocol.net.streams import BROKEN, Streams
+from protocol.net.streams import BROKEN_STREAM_ERRORS, Streams
 from protocol.net.tasks import Children, Notifier, apart, first_of
 from protocol.trust.keys import Identity
 
@@ -37,7 +37,7 @@ ATTACH_SECONDS = 5.0
 
 ATTACH_AGAIN_SECONDS = 30.0
 
-BEAT_SECONDS = 2.0
+P2PD_HEARTBEAT_SECONDS = 2.0
 """The interval at which libp2p's daemon is asked whether it is there."""
 
 BEATS_MISSED = 2
@@ -131,7 +131,7 @@ class Dht:
                 await self.p2p._client.connect(peer_id, [Multiaddr(address) for address in addresses])
             self.checks.friends.add(peer)
             return await self.node.protocol.call_ping(peer_id, validate=False) is not None
-        except (ControlFailure, ValueError, AssertionError, *BROKEN):
+        except (ControlFailure, ValueError, AssertionError, *BROKEN_STREAM_ERRORS):
             return False  # the last two: it is no address, and what it says is no id of a node
 
     async def store(self, key: str, subkey: str, value: bytes, expiration: float) -> bool:
@@ -195,7 +195,7 @@ class Dht:
         async with Children() as watching:
             died, moves = watching.spawn(self.p2p._child.wait()), watching.spawn(self.move_wanted.wait())
             while max(missed, large) < BEATS_MISSED:
-                await asyncio.wait((died, moves), timeout=BEAT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait((died, moves), timeout=P2PD_HEARTBEAT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
                 if moves.done():
                     return ""
                 if died.done():

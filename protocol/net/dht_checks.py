@@ -41,13 +41,13 @@ from protocol.trust.membership_card import FallenError
 SUBKEY_BYTES = 66
 """The longest subkey: a peer id of 64 characters in msgpack."""
 
-VALUE_BYTES = RECORD_BYTES + 3
+MOST_DHT_VALUE_BYTES = RECORD_BYTES + 3
 """The longest value: a record in msgpack."""
 
 _DICTIONARY_CODE = 0x50
 """The code of hivemind's dictionaries among msgpack's extensions."""
 
-VERIFIED_KEPT = 16384
+CHECKED_RECORDS_KEPT = 16384
 """The hashes of checked records that are kept, those of some minutes: these are not checked again."""
 
 
@@ -125,7 +125,11 @@ def require_valid(rules: Rules, entry: DhtEntry) -> int:
 
 def is_plausible(entry: DhtEntry, now: float) -> bool:
     """Whether an entry may be valid, by what can be seen without reading it."""
-    short = isinstance(entry.value, bytes) and len(entry.value) <= VALUE_BYTES and len(entry.subkey) <= SUBKEY_BYTES
+    short = (
+        isinstance(entry.value, bytes)
+        and len(entry.value) <= MOST_DHT_VALUE_BYTES
+        and len(entry.subkey) <= SUBKEY_BYTES
+    )
     return short and entry.expiration <= latest(now)  # nan is not
 
 
@@ -264,7 +268,7 @@ class Checks:
     def _note(self, entry: DhtEntry) -> None:
         self.verified[digest(entry)] = None
         self.members[entry.owner] = max(entry.expiration, self.members.get(entry.owner, 0.0))
-        if len(self.verified) > VERIFIED_KEPT:
+        if len(self.verified) > CHECKED_RECORDS_KEPT:
             self.verified.popitem(last=False)
         if len(self.members) > CALLERS_KEPT:
             now = unix_time()

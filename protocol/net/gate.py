@@ -34,7 +34,7 @@ from protocol.net.tasks import Children
 FORWARDED_BYTES = 256 * 1024
 """The largest number of bytes that are carried at once."""
 
-FIRST_BYTES = 4096
+HANDSHAKE_BYTES = 4096
 """The bytes that are read of a connection before it is forwarded: enough for the first message of a handshake."""
 
 UNWRITTEN_BYTES = 64 * 1024
@@ -123,7 +123,7 @@ class _Caller(_End):
             self.gate.arrive(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return _piece if self.other is not None else _piece[:FIRST_BYTES]
+        return _piece if self.other is not None else _piece[:HANDSHAKE_BYTES]
 
     def buffer_updated(self, nbytes: int) -> None:
         if self.other is not None:

@@ -40,7 +40,7 @@ Objection = Callable[[PeerId], str]
 """A function that tells why a peer's calls are refused now; empty: they are not."""
 
 
-LOOK_SECONDS = 86400.0
+OPEN_CALL_CHECK_SECONDS = 86400.0
 """The longest time between two looks whether an open call may go on: loops wait no longer than some weeks."""
 
 _CUT_OFF = "cut off"
@@ -160,7 +160,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generi
             if left < 0:
                 task.cancel(_CUT_OFF)
             else:
-                looking = asyncio.get_running_loop().call_later(min(left + 0.1, LOOK_SECONDS), look)
+                looking = asyncio.get_running_loop().call_later(min(left + 0.1, OPEN_CALL_CHECK_SECONDS), look)
 
         look()
         try:

@@ -20,9 +20,9 @@ from protocol.net.socket_folder import socket_folder
 from protocol.net.tasks import Children
 from protocol.trust.keys import Identity
 
-START_SECONDS = 60.0
+P2PD_START_SECONDS = 60.0
 
-ANSWER_SECONDS = 5.0
+P2PD_TIMEOUT_SECONDS = 5.0
 """The time for an answer that takes a millisecond; this process may be busy itself."""
 
 
@@ -46,7 +46,7 @@ async def begin(kind: Any, identity: Identity, announces: Sequence[str]) -> Any:
             nat_port_map=False,
             auto_nat=False,
             use_relay=False,
-            startup_timeout=START_SECONDS,
+            startup_timeout=P2PD_START_SECONDS,
             persistent_conn_max_msg_size=DHT_MESSAGE_BYTES,
         )
     except P2PDaemonError as error:
@@ -95,7 +95,7 @@ async def answers(p2p: Any, tasks: Children) -> bool:
 
     asked = tasks.spawn(p2p._client.call_unary_handler(PeerID(b"nobody"), "hetpeer/beat", b""))
     asked.add_done_callback(lambda done: done.cancelled() or done.exception())
-    await asyncio.wait((asked,), timeout=ANSWER_SECONDS)  # and not cancelled: see `Calls.ask`
+    await asyncio.wait((asked,), timeout=P2PD_TIMEOUT_SECONDS)  # and not cancelled: see `Calls.ask`
     if not asked.done():
         return False
     return isinstance(asked.exception(), P2PDaemonError | P2PHandlerError)  # "length greater than remaining"

@@ -18,7 +18,7 @@ from protocol.net.tasks import first_of
 
 TUNNEL = "hetpeer/tunnel/1"
 
-BROKEN = (OSError, EOFError, TimeoutError)
+BROKEN_STREAM_ERRORS = (OSError, EOFError, TimeoutError)
 """The errors of reading from and writing to a stream whose other end has gone."""
 
 _LENGTH_BYTES = 2
@@ -93,7 +93,7 @@ class Streams:
                 timeout=math.ceil(RELAY_OPEN_SECONDS),
             )
             (await self._ask(p2pd.Request(type=p2pd.Request.CONNECT, connect=asked)))[0].close()
-        except (ControlFailure, ValueError, *BROKEN) as error:  # ValueError: it is no address
+        except (ControlFailure, ValueError, *BROKEN_STREAM_ERRORS) as error:  # ValueError: it is no address
             raise UnreachableError(f"no answer from {address} ({str(error)[:100] or 'in time'})") from None
         return PeerId(peer)
 
@@ -104,7 +104,7 @@ class Streams:
 
         try:
             stream, answer = await self._ask(p2pd.Request(type=p2pd.Request.LIST_PEERS))
-        except BROKEN:  # the daemon has died, which its keeper sees (`protocol.net.dht`)
+        except BROKEN_STREAM_ERRORS:  # the daemon has died, which its keeper sees (`protocol.net.dht`)
             return set()
         stream.close()
         return {PeerId(PeerID(each.id).to_base58()) for each in answer.peers}
@@ -115,7 +115,7 @@ class Streams:
         from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
         from hivemind.proto import p2pd_pb2 as p2pd
 
-        with suppress(ControlFailure, *BROKEN):
+        with suppress(ControlFailure, *BROKEN_STREAM_ERRORS):
             asked = p2pd.DisconnectRequest(peer=PeerID.from_base58(peer).to_bytes())
             (await self._ask(p2pd.Request(type=p2pd.Request.DISCONNECT, disconnect=asked)))[0].close()
 
@@ -132,7 +132,7 @@ class Streams:
         try:
             asked = p2pd.StreamOpenRequest(peer=PeerID.from_base58(peer).to_bytes(), proto=[name])
             return (await self._ask(p2pd.Request(type=p2pd.Request.STREAM_OPEN, streamOpen=asked)))[0]
-        except (ControlFailure, ValueError, *BROKEN) as error:
+        except (ControlFailure, ValueError, *BROKEN_STREAM_ERRORS) as error:
             reason = str(error)[:100] or "not in time"
             raise UnreachableError(f"peer {peer[-8:]} answers no {name} ({reason})") from None
 
@@ -163,7 +163,7 @@ class Streams:
             self.answering.add(task)
             try:
                 await answer(PeerId(info.peer_id.to_base58()), stream)
-            except BROKEN:
+            except BROKEN_STREAM_ERRORS:
                 pass
             except asyncio.CancelledError:  # `close`: nobody waits for this task
                 pass
@@ -212,7 +212,7 @@ async def expect_yes(stream: Stream, who: str) -> None:
     try:
         async with asyncio.timeout(RELAY_OPEN_SECONDS):
             reason = await stream.hear(200)
-    except BROKEN:
+    except BROKEN_STREAM_ERRORS:
         raise UnreachableError(f"{who} hung up, or said nothing") from None
     if reason:
         raise RefusedError(f"{who} refused: {reason.decode(errors='replace')}")
@@ -227,7 +227,7 @@ async def splice(one: Stream, other: Stream, spend: Spend = free) -> None:
     asked before each piece of at most `CHUNK_BYTES` is passed on."""
 
     async def pump(source: Stream, sink: Stream) -> None:
-        with suppress(*BROKEN):
+        with suppress(*BROKEN_STREAM_ERRORS):
             while piece := await source.reader.read(CHUNK_BYTES):
                 await spend(len(piece))
                 sink.writer.write(piece)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, Field, model_validator
 
 from protocol.errors import FormatError, ManifestError
-from protocol.toml_tables import MOST_CHARACTERS, Section, validated
+from protocol.toml_tables import MOST_QUOTED_CHARACTERS, Section, validated
 
 DATA = "data.json"
 """The manifest of prepared text."""
@@ -138,7 +138,7 @@ def parse_data_manifest(data: bytes) -> DataManifest:
     try:
         return validated(DataManifest, json.loads(data), DATA)
     except (ValueError, RecursionError, ManifestError) as error:
-        raise FormatError(f"not prepared text: {error}"[:MOST_CHARACTERS]) from None
+        raise FormatError(f"not prepared text: {error}"[:MOST_QUOTED_CHARACTERS]) from None
 
 
 @dataclass(frozen=True, slots=True)

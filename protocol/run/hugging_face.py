@@ -32,7 +32,7 @@ from protocol.model_sizes import Model, NgramTables
 from protocol.run.model_config import NO_NGRAMS, read_cut, read_ngrams, read_sizes
 from protocol.run.run_files import BASIS, TOKENIZER, tokenizer_bytes
 from protocol.tensor_formats import FORMATS, to_units
-from protocol.toml_tables import MOST_CHARACTERS
+from protocol.toml_tables import MOST_QUOTED_CHARACTERS
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -221,7 +221,7 @@ def _require_layout(layout: Layout, stored: Mapping[str, Stored], tied: bool, fo
         raise UserError(f"{folder} lacks {len(missing)} of the tensors that {CONFIG} promises, {missing[0]} first")
     known = {*layout, *(name for name in stored if name.endswith("rotary_emb.inv_freq"))}  # the first LLaMAs kept it
     if unknown := sorted(stored.keys() - known):
-        raise UserError(f"{folder} has {unknown[0][:MOST_CHARACTERS]!r}, which the model of a run does not have")
+        raise UserError(f"{folder} has {unknown[0][:MOST_QUOTED_CHARACTERS]!r}, which the model of a run does not have")
     for name, shape in wanted.items():
         if stored[name].shape != shape:
             raise UserError(f"{folder}: {name} is {stored[name].shape}, and by {CONFIG} it would be {shape}")
@@ -248,7 +248,7 @@ def tensors_in(path: Path) -> dict[str, Stored]:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from None
     except (SafetensorError, ValueError, RecursionError) as error:
         said = " ".join(str(error).split())  # it may quote the file
-        raise UserError(f"{path} is no safetensors file: {said}"[:MOST_CHARACTERS]) from None
+        raise UserError(f"{path} is no safetensors file: {said}"[:MOST_QUOTED_CHARACTERS]) from None
     header.pop("__metadata__", None)
     return {
         name: Stored(path, said["dtype"], tuple(said["shape"]), 8 + length + said["data_offsets"][0])
@@ -269,7 +269,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not valid JSON: {error}"[:MOST_CHARACTERS]) from None
+        raise UserError(f"{path} is not valid JSON: {error}"[:MOST_QUOTED_CHARACTERS]) from None
     if not isinstance(document, dict):
         raise UserError(f"{path} holds no JSON object of {JSON_BYTES} bytes at most")
     return document
@@ -319,4 +319,4 @@ def _told(what: str) -> Iterator[None]:
         if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError | GeneratorExit):
             raise
         said = " ".join(str(error).split())  # it may quote the file
-        raise ResourceError(f"{what}: {said}"[:MOST_CHARACTERS]) from None
+        raise ResourceError(f"{what}: {said}"[:MOST_QUOTED_CHARACTERS]) from None

@@ -8,7 +8,7 @@ from typing import Any
 from protocol.errors import UserError
 from protocol.manifest_tables import Replicas
 from protocol.model_sizes import Model, NgramTables
-from protocol.toml_tables import MOST_CHARACTERS, validated
+from protocol.toml_tables import MOST_QUOTED_CHARACTERS, validated
 
 CUT_OF_THE_RUN = "hetpeer_layers_of_stages"
 """The field of a config with the number of layers of each stage, beside a basis: boundaries stay where they were."""
@@ -152,4 +152,4 @@ def _is_plain(rope: object) -> bool:
 
 
 def _shown(value: object) -> str:
-    return json.dumps(value)[:MOST_CHARACTERS]
+    return json.dumps(value)[:MOST_QUOTED_CHARACTERS]

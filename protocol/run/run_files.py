@@ -23,7 +23,7 @@ from protocol.layout import Layout, elements, model_layout, parts_followed
 from protocol.limits import DESCRIPTOR_BYTES
 from protocol.manifest import Manifest
 from protocol.run.dataset import BLOCKS, DATA, MANIFEST_BYTES
-from protocol.toml_tables import MOST_CHARACTERS
+from protocol.toml_tables import MOST_QUOTED_CHARACTERS
 
 DESCRIPTOR = "run.json"
 """The file that keeps the canonical descriptor beside the run's files; it is not one of them."""
@@ -126,7 +126,7 @@ def parse_descriptor(data: bytes, run_id: RunId) -> Descriptor:
         files = [_parse_file(name, fields) for name, fields in document["files"].items()]
         operator = PeerId(str(document["operator"]))
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, ManifestError) as error:
-        raise FormatError(f"not a run's descriptor: {error}"[:MOST_CHARACTERS]) from None
+        raise FormatError(f"not a run's descriptor: {error}"[:MOST_QUOTED_CHARACTERS]) from None
     descriptor = describe(manifest, operator, files)
     if [file.name for file in descriptor.files] != file_names(manifest, descriptor.prepared):
         raise FormatError("not a run's descriptor: its files are not those of its manifest")

@@ -15,10 +15,10 @@ from protocol.limits import CARD_BYTES
 from protocol.trust import signed
 from protocol.trust.keys import Identity
 
-KIND = "card"
+CARD_KIND = "card"
 
 Role = Literal["volunteer", "datacenter", "observer"]
-ROLES = (*get_args(Role), "gateway")
+CARD_ROLES = (*get_args(Role), "gateway")
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ class Authority:
 
     def _level(self, data: bytes) -> tuple[PeerId, Card, bytes]:
         """Read one card. Returns who would have signed it, what it says, and the bytes of that peer's own card."""
-        issuer, fields = signed.claimed(data, KIND)
+        issuer, fields = signed.claimed(data, CARD_KIND)
         card, run, by = _parse(fields)
         if run != self.run:
             raise FormatError(f"the card of {card.peer} is of another run")
@@ -173,13 +173,15 @@ class Signer:
 
 def issue(identity: Identity, run: RunId, card: Card, own_card: bytes = b"") -> bytes:
     """Sign the card of a peer. `own_card` is the issuer's, if it is a gateway."""
-    return signed.sign(identity, KIND, [run, card.peer, card.role, card.stage, card.slot, int(card.on_trial), own_card])
+    return signed.sign(
+        identity, CARD_KIND, [run, card.peer, card.role, card.stage, card.slot, int(card.on_trial), own_card]
+    )
 
 
 def _parse(fields: list[Any]) -> tuple[Card, str, bytes]:
     match fields:
         case [str(run), str(peer), str(role), int(stage), int(slot), int(on_trial), bytes(by)] if (
-            role in ROLES
+            role in CARD_ROLES
             and (1 <= len(peer) <= 64 and peer.isprintable())
             and (0 <= stage < 1024 and 0 <= slot < 2**31 and on_trial in (0, 1))
         ):

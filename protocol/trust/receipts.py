@@ -24,10 +24,10 @@ from protocol.trust.membership_card import Authority, Card, Signer
 
 WORK, COUNTED = "work", "counted"
 
-MOST_BYTES = 2048
+MOST_RECEIPT_BYTES = 2048
 """The size of one receipt: 0.5 KiB, or 0.7 KiB with the card of a gateway."""
 
-MOST_LINE = 4 * -(-MOST_BYTES // 3) + 1
+MOST_LINE = 4 * -(-MOST_RECEIPT_BYTES // 3) + 1
 """The length of one receipt in a file: base64 and a newline."""
 
 MOST = 2**53
@@ -112,8 +112,8 @@ def read_receipt(data: bytes, authority: Authority) -> Receipt:
     Raises:
         FormatError: it is none of this run, or its signer was not admitted, or to a place that could not see this.
     """
-    if len(data) > MOST_BYTES:
-        raise FormatError(f"a receipt of {len(data)} bytes, where {MOST_BYTES} are allowed")
+    if len(data) > MOST_RECEIPT_BYTES:
+        raise FormatError(f"a receipt of {len(data)} bytes, where {MOST_RECEIPT_BYTES} are allowed")
     start = len(COUNTED) + 1 + SIGNATURE_BYTES + PUBLIC_BYTES
     counted = data[:start].endswith(COUNTED.encode() + b"\0")
     signer, fields, card = authority.read_signed(data, COUNTED if counted else WORK)

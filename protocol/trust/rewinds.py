@@ -6,15 +6,15 @@ from protocol.trust import signed
 from protocol.trust.keys import Identity
 from protocol.trust.membership_card import Authority
 
-KIND = "rewind"
+REWIND_KIND = "rewind"
 
-KEPT = "rewind"
+REWIND_FILE = "rewind"
 """The name of the file, in the folder of a peer or node, that keeps the newest rewind it knows."""
 
 
 def sign_rewind(operator: Identity, authority: Authority, rewind: Rewind) -> bytes:
     """Sign a rewind as the operator."""
-    return signed.sign(operator, KIND, [authority.run, rewind.to_round, rewind.lost, rewind.issued])
+    return signed.sign(operator, REWIND_KIND, [authority.run, rewind.to_round, rewind.lost, rewind.issued])
 
 
 def read_rewind(data: bytes, authority: Authority) -> Rewind:
@@ -23,7 +23,7 @@ def read_rewind(data: bytes, authority: Authority) -> Rewind:
     Raises:
         FormatError: it is malformed, or not one of this run's operator.
     """
-    signer, fields = signed.read_signed(data, KIND)
+    signer, fields = signed.read_signed(data, REWIND_KIND)
     match fields:
         case [authority.run, int(to_round), int(lost), int(issued)] if (
             signer == authority.operator and 0 <= to_round < lost < 2**31 and 0 < issued < 2**62

@@ -20,12 +20,12 @@ MOST_ITEMS = 1024
 """The most items of a list or map: a peer's claims have as many parts at most. For a list in a list in a list, msgpack
 sets aside the room that each of them says it needs."""
 
-VERIFIED_KEPT = 8192
+CHECKED_MESSAGES_KEPT = 8192
 """The checked messages whose hash and signer are remembered, 0.3 KiB each however long they are. The same proof comes
 from many peers, and the same statement from one again and again; checking it takes 0.1 ms, finding it here a hundredth
 of that. A thousand peers renew their records every quarter of a minute."""
 
-VERIFIED: DigestCache[PeerId] = DigestCache(VERIFIED_KEPT)
+VERIFIED: DigestCache[PeerId] = DigestCache(CHECKED_MESSAGES_KEPT)
 """The signers of messages whose signature holds."""
 
 
@@ -94,4 +94,4 @@ def _fields(body: bytes, kind: str) -> list[Any]:
     return fields
 
 
-_name = lru_cache(VERIFIED_KEPT)(peer_id_of_public)
+_name = lru_cache(CHECKED_MESSAGES_KEPT)(peer_id_of_public)

@@ -26,10 +26,10 @@ from protocol.identity import RunId
 from protocol.limits import ADDRESSES_NAMED
 from protocol.trust.keys import PUBLIC_BYTES, peer_id_of_public
 
-PREFIX = "hetpeer1-"
-ENVIRONMENT = "HETPEER_TICKET"
-TOKEN_BYTES = 64
-MOST_CHARACTERS = 2**16
+TICKET_PREFIX = "hetpeer1-"
+TICKET_VARIABLE = "HETPEER_TICKET"
+MOST_TOKEN_BYTES = 64
+MOST_TICKET_CHARACTERS = 2**16
 MOST_ADDRESSES = 1024
 """The most addresses in a ticket; a bootstrap node has a few."""
 
@@ -69,7 +69,7 @@ class Ticket:
     def __str__(self) -> str:
         fields = [bytes.fromhex(self.run_id), self.authority, list(self.doors), list(self.addresses), self.token]
         body = msgpack.packb(fields)
-        return PREFIX + _encoded(_check(body) + body)
+        return TICKET_PREFIX + _encoded(_check(body) + body)
 
 
 def parse_ticket(text: str) -> Ticket:
@@ -79,9 +79,9 @@ def parse_ticket(text: str) -> Ticket:
         TicketError: it is no ticket, or was damaged on its way.
     """
     text = "".join(text.split())
-    if not text.startswith(PREFIX):
-        raise TicketError(f"this is no hetpeer ticket (it does not begin with {PREFIX}); {_ASK}")
-    encoded = text[len(PREFIX) :]
+    if not text.startswith(TICKET_PREFIX):
+        raise TicketError(f"this is no hetpeer ticket (it does not begin with {TICKET_PREFIX}); {_ASK}")
+    encoded = text[len(TICKET_PREFIX) :]
     if not re.fullmatch("[A-Za-z0-9_-]*", encoded):  # Python's decoder takes the other alphabet's + and /, too
         raise TicketError(f"the ticket has characters that do not belong there; {_ASK}")
     try:
@@ -98,7 +98,7 @@ def parse_ticket(text: str) -> Ticket:
         case [bytes(run), bytes(authority), [str(), *_] as doors, list(addresses), bytes(token)] if (
             len(run) == 32
             and _is_key(authority)
-            and len(token) <= TOKEN_BYTES
+            and len(token) <= MOST_TOKEN_BYTES
             and all(isinstance(each, str) for each in (*doors, *addresses))
         ):
             ticket = Ticket(RunId(run.hex()), authority, tuple(doors), tuple(addresses), token)
@@ -117,19 +117,20 @@ def find(given: str | None, *folders: Path) -> Ticket:
         TicketError: there is none, or it cannot be read.
     """
     remembered = (str(folder / "ticket") for folder in folders if (folder / "ticket").is_file())
-    source = given or os.environ.get(ENVIRONMENT) or next(remembered, None)
+    source = given or os.environ.get(TICKET_VARIABLE) or next(remembered, None)
     if not source:
-        raise TicketError(f"no ticket: give it as an argument, a file, or in {ENVIRONMENT}; {_ASK}")
-    if source.lstrip().startswith(PREFIX):
+        raise TicketError(f"no ticket: give it as an argument, a file, or in {TICKET_VARIABLE}; {_ASK}")
+    if source.lstrip().startswith(TICKET_PREFIX):
         return parse_ticket(source)
     try:
         if not stat.S_ISREG(os.stat(source).st_mode):
             raise TicketError(f"{source} is no file that has a ticket: it is a folder, a device or a pipe; {_ASK}")
         with Path(source).open(encoding="utf-8", errors="replace") as file:
-            text = file.read(MOST_CHARACTERS)
+            text = file.read(MOST_TICKET_CHARACTERS)
     except (OSError, ValueError):  # as what is too long for a name: a ticket that was copied with something before it
         raise TicketError(
-            f"this is no hetpeer ticket (it does not begin with {PREFIX}), and no file of that name can be read; {_ASK}"
+            f"this is no hetpeer ticket (it does not begin with {TICKET_PREFIX}), and no file of that name can be "
+            f"read; {_ASK}"
         ) from None
     return parse_ticket(text)
 

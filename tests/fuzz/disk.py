@@ -42,7 +42,7 @@ from protocol.run.dataset import parse_data_manifest as parse_data
 from protocol.run.run_files import DESCRIPTOR, describe, file_names, genesis_file, measure_file
 from protocol.trust import certificates
 from protocol.trust.keys import load_or_create
-from protocol.trust.membership_card import KIND, Card, issue
+from protocol.trust.membership_card import CARD_KIND, Card, issue
 from protocol.trust.proofs import revoke, sign_contribution
 from protocol.trust.ticket import PEERS, Ticket
 from tests.fuzz.certified import CERTIFIED, ENDS
@@ -306,7 +306,7 @@ DISK = (
     ),
     Reader("checkpoint's tensors", with_error_feedback, ((ERROR_FEEDBACK, [(2, 3, ["w"])]),), allowed=NOTHING),
     Reader("membership", recall_with(MEMBERSHIP), ((own_membership(), RECALLED),), "json", NOTHING),
-    behind_signature("remembered card", OPERATOR, KIND, recall_with("card"), own_card(), RECALLED),
+    behind_signature("remembered card", OPERATOR, CARD_KIND, recall_with("card"), own_card(), RECALLED),
     Reader("remembered certificate", recall_with("certificate"), ((CERTIFIED, RECALLED),), "text", NOTHING),
     Reader(
         "remembered authority",

@@ -83,11 +83,11 @@ def read_passed_on(data: bytes) -> Entry:
 SIGNED = (
     Reader(
         "signed",
-        lambda data: signed.read_signed(data, membership_card.KIND),
+        lambda data: signed.read_signed(data, membership_card.CARD_KIND),
         ((VIA_GATEWAY, signed.read_signed(VIA_GATEWAY, "card")),),
     ),
-    behind_signature("card", OPERATOR, membership_card.KIND, AUTHORITY.read, card(AUTHOR), CARD),
-    behind_signature("card by a gateway", GATEWAY, membership_card.KIND, AUTHORITY.read, VIA_GATEWAY, CARD),
+    behind_signature("card", OPERATOR, membership_card.CARD_KIND, AUTHORITY.read, card(AUTHOR), CARD),
+    behind_signature("card by a gateway", GATEWAY, membership_card.CARD_KIND, AUTHORITY.read, VIA_GATEWAY, CARD),
     behind_signature(
         "statement",
         AUTHOR,

@@ -21,7 +21,7 @@ from peer.testnet.faults import ChaosItem
 from protocol.errors import ManifestError, TicketError, UserError
 from protocol.manifest import load_manifest
 from protocol.trust import ticket as tickets
-from protocol.trust.ticket import PREFIX, Ticket
+from protocol.trust.ticket import TICKET_PREFIX, Ticket
 from tests.fuzz.material import MANIFEST, OPERATOR, RUN, folder, from_file
 from tests.fuzz.reader import Reader
 from tests.reference.small_manifest import SMALL
@@ -55,7 +55,7 @@ def read_ticket_body(data: bytes) -> Ticket:
     from base64 import urlsafe_b64encode
 
     check = hashlib.sha256(data).digest()[:4]
-    return tickets.parse_ticket(PREFIX + urlsafe_b64encode(check + data).decode().rstrip("="))
+    return tickets.parse_ticket(TICKET_PREFIX + urlsafe_b64encode(check + data).decode().rstrip("="))
 
 
 def read_given(data: bytes) -> Ticket:

@@ -7,7 +7,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from bootstrap.admission.admission_policy import OBSERVER
+from bootstrap.admission.admission_policy import OBSERVER_FOLDER
 from bootstrap.genesis import create_run
 from peer.daemon import SHUT_OUT, run_with_pauses
 from peer.diagnosis.machine import open_files
@@ -38,9 +38,9 @@ def test_what_the_operator_says_at_the_door_and_later_is_heeded(tmp_path: Path) 
     descriptor = describe(made.manifest, OPERATOR.peer_id, made.files)
     authority = Authority(descriptor.run_id, OPERATOR.peer_id)
     seen = Attestation(observer.peer_id, 9, 0, {EMBEDDING: ("ef" * 32, 36)})
-    (tmp_path / "operator" / OBSERVER).mkdir(parents=True)
+    (tmp_path / "operator" / OBSERVER_FOLDER).mkdir(parents=True)
     attested = attest(observer, authority, seen, grant(OPERATOR, authority, observer.peer_id))
-    (tmp_path / "operator" / OBSERVER / KEPT).write_bytes(attested)
+    (tmp_path / "operator" / OBSERVER_FOLDER / KEPT).write_bytes(attested)
     answers: list[grpc.StatusCode] = []
 
     async def ask(channel: grpc.aio.Channel) -> None:

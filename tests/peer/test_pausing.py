@@ -59,7 +59,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path):
 
 
 def test_waiting_ends_when_the_reason_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(pausing, "LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(pausing, "PAUSE_POLL_SECONDS", 0.001)
     hours = iter(["21:58", "21:59", "22:00", "06:59", "07:00"])
     pauses = Pauses(
         tmp_path, QuietHours.parse("22:00-07:00"), lambda: datetime.fromisoformat(f"2026-11-22 {next(hours)}")

@@ -11,7 +11,7 @@ from peer.devices.fit import WORKER_BASE_BYTES, daemon_bytes, worker_bytes
 from peer.devices.workers import Split
 from peer.network.reach.reach import Wish
 from peer.planning.memory import Duty, memory_of
-from peer.settings import LOW, Meeting, PeerSettings, bytes_of
+from peer.settings import LOW_NICENESS, Meeting, PeerSettings, bytes_of
 from protocol.errors import UserError
 from protocol.identity import RunId
 from protocol.manifest import check_manifest
@@ -38,7 +38,7 @@ def test_limits_are_megabits_a_second_and_bytes():
     assert settings.bandwidth().down.rate == 5_000_000
     assert settings.memory_limit == 8 * 10**9
     assert settings.disk_limit == 10**6
-    assert settings.niceness == LOW
+    assert settings.niceness == LOW_NICENESS
 
 
 def test_how_others_reach_it_and_how_it_computes_are_what_was_said():

@@ -2,10 +2,10 @@
 
 import shutil
 
-from bootstrap.admission.admission_policy import OBSERVER
+from bootstrap.admission.admission_policy import OBSERVER_FOLDER
 from peer import pausing
 from peer.export.collected import bring_up_to_date, collect
-from peer.swarm.run_end import LOST_SECONDS
+from peer.swarm.run_end import SETTLE_PATIENCE_SECONDS
 from peer.telemetry.decisions import CaughtUp, Waiting
 from peer.telemetry.events import Contributed, Finished, Progress, RoundDone
 from tests.world import test_cases
@@ -107,7 +107,7 @@ def test_who_is_cut_off_late_in_the_wait_for_the_end_is_waited_for_as_long_as_ot
         assert run.run_until(lambda owner=owner: bool(told(owner, RoundDone, lambda event: event.round == 3)), 60)
     run.run_for(10)
     run.network.partition(["center-1", "center-2"])
-    run.run_for(LOST_SECONDS - 3)
+    run.run_for(SETTLE_PATIENCE_SECONDS - 3)
     assert not any(told(owner, Finished) for owner in centers)
     run.network.partition(())
     all_end_well(run, *centers)
@@ -137,7 +137,7 @@ def test_a_node_that_has_missed_the_end_takes_the_last_state_from_who_brings_it_
     assert node.process is not None
     run.kill(node.process)
     all_end_well(run, *peers, seconds=120)
-    shutil.rmtree(node.folder / OBSERVER, ignore_errors=True)
+    shutil.rmtree(node.folder / OBSERVER_FOLDER, ignore_errors=True)
     run.start(node)
     run.run_for(20)
     for each in peers:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from peer.network.duplex import BEAT_SECONDS, SILENT_BEATS
+from peer.network.duplex import SILENT_BEATS, STREAM_HEARTBEAT_SECONDS
 from peer.telemetry.events import GroupBroken, GroupFormed, RoundDone, StepDone
 from tests.world.owners import Owner
 from tests.world.test_cases import MakeWorld, all_end_well, told, world
@@ -14,7 +14,7 @@ from tests.world.test_churn import reach, states, swarm
 
 __all__ = ["world"]  # the fixture
 
-SOON_SECONDS = SILENT_BEATS * BEAT_SECONDS - 1
+SOON_SECONDS = SILENT_BEATS * STREAM_HEARTBEAT_SECONDS - 1
 """The seconds of the world within which a group trains again: a silent link would be given up a second later."""
 
 ROUND_SECONDS = 20.0

@@ -8,7 +8,7 @@ import pytest
 
 from peer.swarm.group.agreement import Agreement
 from peer.swarm.group.inner_step import PipelineStage
-from peer.swarm.group.stragglers import FURTHER, LEAST_SECONDS
+from peer.swarm.group.stragglers import FURTHER, SHORTEST_STEP_BOUND_SECONDS
 from peer.swarm.rounds.round_policy import BEHIND_SECONDS
 from peer.telemetry.events import GroupFormed, RoundDone, StepDone
 from peer.telemetry.group_decisions import Dismissed
@@ -24,7 +24,7 @@ TABLES: dict[str, dict[str, Any]] = {
     "inner": {"steps": 4},
     "outer": {"rounds": ROUNDS},
 }
-MOST_SECONDS = LEAST_SECONDS * (1 + FURTHER * STAGES)
+MOST_SECONDS = SHORTEST_STEP_BOUND_SECONDS * (1 + FURTHER * STAGES)
 
 
 @pytest.mark.parametrize("stage", range(STAGES))

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from bootstrap.admission.admission_policy import OBSERVER
+from bootstrap.admission.admission_policy import OBSERVER_FOLDER
 from bootstrap.admission.operator_lists import invite
 from bootstrap.genesis import create_run
 from bootstrap.monitor.watch import Monitor
@@ -233,7 +233,7 @@ class World:
     async def _hold(self, process: Process, owner: Owner, stop: asyncio.Event, held: Callable[[], None]) -> None:
         """What the process does that holds the model beside the node: here, in the node's own."""
         assert self.ticket is not None
-        folder = owner.folder / OBSERVER
+        folder = owner.folder / OBSERVER_FOLDER
         folder.mkdir(exist_ok=True)
         settings = self._settings(folder, "observer", stay=True, hold=True)
         emit = EventStream([lambda event: held() if isinstance(event, Finished) else None, self._teller(process)])

@@ -23,13 +23,13 @@ from protocol.schemas import run_pb2_grpc
 from protocol.trust.ticket import Ticket
 
 PINGS = 8
-PIECES = 32
+PROBE_PIECES = 32
 """The pieces that are sent each way: 8 MiB, for which a link of 20 Mb/s takes 3 s."""
 
 FILLING_SECONDS = 4.0
 """The time after which no piece is sent any more: slow links carry fewer."""
 
-FIRST_BYTES = 16 * 1024
+PROBE_WARMUP_BYTES = 16 * 1024
 PIECE_SECONDS = 0.1
 """The time that a piece takes, about: a slow link carries short ones, so that there are some to count."""
 
@@ -38,7 +38,7 @@ AT_ONCE = DOOR_STREAMS // 2
 what a door takes: the door counts a call for a moment after its caller has the answer, and hangs up on the one that
 would be too many."""
 
-NOISE = os.urandom(CHUNK_BYTES)
+RANDOM_PIECE = os.urandom(CHUNK_BYTES)
 """The bytes of which pieces are made: no link can compress them."""
 
 
@@ -111,7 +111,7 @@ async def _measure(door: run_pb2_grpc.RunStub, address: str) -> MeasuredWay:
 
 
 async def _ask(door: run_pb2_grpc.RunStub, sent: int, wanted: int) -> pb.MeasureReply:
-    request = pb.MeasureRequest(piece=NOISE[:sent], wanted=wanted)
+    request = pb.MeasureRequest(piece=RANDOM_PIECE[:sent], wanted=wanted)
     reply: pb.MeasureReply = await door.Measure(request, timeout=CALL_SECONDS)
     if len(reply.piece) != wanted or not (math.isfinite(reply.time) and 0 <= reply.round_seconds < math.inf):
         raise FormatError("the node's answer to a measurement is none")
@@ -128,10 +128,10 @@ async def _fill(door: run_pb2_grpc.RunStub, trip: float, upwards: bool) -> float
         came.append(time.perf_counter())
 
     begun = time.perf_counter()
-    await carry(FIRST_BYTES)
+    await carry(PROBE_WARMUP_BYTES)
     taken = max(came.pop() - begun - trip, 1e-4)
-    piece = int(min(CHUNK_BYTES, max(FIRST_BYTES, FIRST_BYTES / taken * PIECE_SECONDS)))
-    begun, left = time.perf_counter(), PIECES
+    piece = int(min(CHUNK_BYTES, max(PROBE_WARMUP_BYTES, PROBE_WARMUP_BYTES / taken * PIECE_SECONDS)))
+    begun, left = time.perf_counter(), PROBE_PIECES
 
     async def carry_on() -> None:
         nonlocal left

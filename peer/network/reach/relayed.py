@@ -17,14 +17,14 @@ from protocol.identity import PeerId
 from protocol.limits import RELAY_OPEN_SECONDS, RELAY_PING_SECONDS, RELAYS_KEPT, TUNNELS, TUNNELS_OF_PEER
 from protocol.net.bandwidth import Bandwidth
 from protocol.net.relay import Relay, be_held, ping
-from protocol.net.streams import BROKEN, TUNNEL, Stream, Streams, splice
+from protocol.net.streams import BROKEN_STREAM_ERRORS, TUNNEL, Stream, Streams, splice
 from protocol.net.tasks import Children, first_of
 from protocol.trust.records import is_relay
 
-AGAIN_SECONDS = 20.0
+RELAY_RETRY_SECONDS = 20.0
 """The time for which a node is left alone that did not answer, or refused."""
 
-LOOK_SECONDS = 1.0
+CONNECT_POLL_SECONDS = 1.0
 """The interval at which this peer looks for others to be connected to."""
 
 NEIGHBOURS = 128
@@ -73,7 +73,7 @@ class Hidden:
                 if self._named() != self.discovery.record.via:
                     await self.discovery.publish(via=self._named())
                 with suppress(TimeoutError):  # until a relay is lost, or it is time to look for one
-                    async with asyncio.timeout(LOOK_SECONDS):
+                    async with asyncio.timeout(CONNECT_POLL_SECONDS):
                         await self.changed.wait()
         finally:
             await self.tasks.end()
@@ -105,11 +105,11 @@ class Hidden:
             try:
                 relay, stream = await be_held(self.streams, address, self.discovery.signer.card)
             except HetpeerError:
-                self.avoided[address] = monotonic() + AGAIN_SECONDS
+                self.avoided[address] = monotonic() + RELAY_RETRY_SECONDS
                 continue
             if relay in self.held.values():  # by another of its addresses
                 stream.close()
-                self.avoided[address] = monotonic() + AGAIN_SECONDS
+                self.avoided[address] = monotonic() + RELAY_RETRY_SECONDS
                 continue
             self.held[address] = relay
             self.tasks.spawn(self._ping(address, relay, stream))
@@ -127,7 +127,7 @@ class Hidden:
         finally:
             stream.close()
             self.held.pop(address, None)
-            self.avoided[address] = monotonic() + AGAIN_SECONDS
+            self.avoided[address] = monotonic() + RELAY_RETRY_SECONDS
             self.changed.set()
 
     # Public peers
@@ -136,7 +136,7 @@ class Hidden:
         """Stay connected to peers that can be dialled: they can then call this peer without a relay."""
         while True:
             await self._meet_all()
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(CONNECT_POLL_SECONDS)
 
     async def _meet_all(self) -> None:
         connected, now = await self.streams.connected(), monotonic()
@@ -150,7 +150,7 @@ class Hidden:
         try:
             await self.streams.connect(address)
         except HetpeerError:
-            self.avoided[address] = monotonic() + AGAIN_SECONDS
+            self.avoided[address] = monotonic() + RELAY_RETRY_SECONDS
 
     # Tunnels
 
@@ -172,7 +172,7 @@ class Hidden:
                 await splice(stream, inside)
             finally:
                 inside.close()
-        except BROKEN:
+        except BROKEN_STREAM_ERRORS:
             return await stream.say(b"this peer's server is not up")
         finally:
             self.open[peer] -= 1

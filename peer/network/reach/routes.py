@@ -21,11 +21,11 @@ from protocol.limits import ADDRESS_CHANGE_SECONDS, ADDRESS_CHANGES, PEERS_KEPT,
 from protocol.net.allowances import RateLimit
 from protocol.net.channels import Reachable
 from protocol.net.relay import call_by
-from protocol.net.streams import BROKEN, Stream, Streams, open_tunnel, splice
+from protocol.net.streams import BROKEN_STREAM_ERRORS, Stream, Streams, open_tunnel, splice
 from protocol.net.tls_probe import first_answering
 from protocol.trust.membership_card import Signer
 
-NEAR_SECONDS = 0.5
+LOCAL_DIAL_SECONDS = 0.5
 """The time for an answer from a peer that may be behind the same router and then answers within milliseconds."""
 
 TRIED_SECONDS = 60.0
@@ -182,11 +182,11 @@ async def _answers(address: str) -> bool:
         host, port = split(address)
         if is_loopback(host):
             return False
-        async with asyncio.timeout(NEAR_SECONDS):
+        async with asyncio.timeout(LOCAL_DIAL_SECONDS):
             _, writer = await asyncio.open_connection(host, port)
-    except (FormatError, *BROKEN):
+    except (FormatError, *BROKEN_STREAM_ERRORS):
         return False
     writer.close()
-    with suppress(*BROKEN):
+    with suppress(*BROKEN_STREAM_ERRORS):
         await writer.wait_closed()
     return True

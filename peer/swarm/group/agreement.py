@@ -8,7 +8,7 @@ from peer.network.group import Attempt, Link
 from peer.swarm import waits
 from peer.swarm.group.compression import Choice
 from peer.swarm.group.seats import GroupSeats
-from peer.swarm.group.stage_round import LOOK_SECONDS, LeavingError, StageRound
+from peer.swarm.group.stage_round import STEP_POLL_SECONDS, LeavingError, StageRound
 from peer.swarm.rounds import round_policy
 from peer.swarm.rounds.outer_round import OuterLoop
 from peer.telemetry.decisions import Waiting
@@ -27,14 +27,14 @@ from protocol.identity import EMBEDDING, PeerId
 from protocol.net.tasks import Children
 from protocol.schemas import pipeline_pb2 as pb
 
-ANSWER_SECONDS = 60.0
+AGREEMENT_TIMEOUT_SECONDS = 60.0
 """A member that is alive has loaded a round in this time."""
 
 FURTHER_SECONDS = 5.0
 """The extra seconds for each stage that an answer passes through, so that the silent stage's own neighbour times out
 first."""
 
-TOLD_SECONDS = 3.0
+LONG_WAIT_SECONDS = 3.0
 """A wait for a neighbour's answer that has lasted so long is told."""
 
 
@@ -156,12 +156,12 @@ class Agreement:
         clock tells how long the machine itself stood still. The neighbour of the silent stage is the first to time
         out."""
         looks, patience = 0, 0.0
-        while looks * LOOK_SECONDS <= patience:
-            await asyncio.sleep(LOOK_SECONDS)
+        while looks * STEP_POLL_SECONDS <= patience:
+            await asyncio.sleep(STEP_POLL_SECONDS)
             looks += self.outer.begun
             patience = 2 * round_policy.patience_with_those_behind(self.outer.pace)  # the first stage may wait for them
             patience += FURTHER_SECONDS * self.here.trainer.index
-        return looks * LOOK_SECONDS
+        return looks * STEP_POLL_SECONDS
 
     async def finish(self, round: int) -> None:
         """Finish all rounds up to this one. The first stage does so whoever is gone. Raises as
@@ -201,11 +201,11 @@ class Agreement:
         stage = self.here.trainer.index + (1 if link is self.seats.downstream else -1)
         async with Children() as children:
             answering = children.spawn(link.receive())
-            await asyncio.wait((answering,), timeout=TOLD_SECONDS)
-            patience = ANSWER_SECONDS + FURTHER_SECONDS * stages
+            await asyncio.wait((answering,), timeout=LONG_WAIT_SECONDS)
+            patience = AGREEMENT_TIMEOUT_SECONDS + FURTHER_SECONDS * stages
             if not answering.done():
                 self.outer.emit(waits.for_a_member(link.peer, stage, round))
-                await asyncio.wait((answering,), timeout=patience - TOLD_SECONDS)
+                await asyncio.wait((answering,), timeout=patience - LONG_WAIT_SECONDS)
             if not answering.done():
                 raise SilentError(link, patience)
             return answering.result()

@@ -19,7 +19,7 @@ from protocol.net.allowances import pause_after
 START = 8
 """The k with which a group begins: the paper's value in most of its tables."""
 
-SLOWER = 1.15
+SLOW_STRETCH_RATIO = 1.15
 """The stretch that counts as slower. Clocks, neighbours, and filling and draining the pipeline once a step make this
 much of a difference."""
 
@@ -74,14 +74,14 @@ class Choice:
         now = median_low(steps)
         self._learn(now)
         known = {each: tried.stretch for each, tried in self.tried.items() if tried.until >= self.rounds}
-        best = min(c for c, each in known.items() if each <= SLOWER * min(known.values()))
+        best = min(c for c, each in known.items() if each <= SLOW_STRETCH_RATIO * min(known.values()))
         if best != self.current:
             than = f"{known[best]:.1f} times at d/{best}"
             return self._change(best, f"at d/{self.current} a step took {now:.1f} times its passes, and {than}")
         at, found = self.compressions.index(best), f"at d/{best} a step took {now:.1f} times its passes"
         larger, smaller = self.compressions[:at], self.compressions[at + 1 :]
-        if now > SLOWER and smaller and known.keys().isdisjoint(smaller):
-            enough = next((each for each in smaller if each * SLOWER >= best * now), smaller[-1])
+        if now > SLOW_STRETCH_RATIO and smaller and known.keys().isdisjoint(smaller):
+            enough = next((each for each in smaller if each * SLOW_STRETCH_RATIO >= best * now), smaller[-1])
             return self._change(enough, found)
         if larger and larger[-1] not in known:
             return self._change(larger[-1], f"to see whether it hides; {found}")

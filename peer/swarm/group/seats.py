@@ -41,7 +41,7 @@ MEASURE_SECONDS = 1.5
 SEAT_SECONDS = 3.0
 """The time within which a volunteer has to take its seat: a slower one is no use to a group."""
 
-TURN_SECONDS = 0.1
+SEATING_INTERVAL_SECONDS = 0.1
 """The shortest time between two messages of a neighbour on who is seated behind it, in seconds. A quicker one is cut
 off, as each message is passed on to the first stage."""
 
@@ -201,7 +201,7 @@ class GroupSeats:
             try:
                 await self._hear(FILL_SECONDS * (self._to_fill - 1))
                 if not self.whole:
-                    await asyncio.sleep(TURN_SECONDS)
+                    await asyncio.sleep(SEATING_INTERVAL_SECONDS)
             except TimeoutError:
                 if await self._candidate(0, self.downstream.peer) is not None:
                     self._let_go(LostMemberError("it has found nobody for the stage behind it"))

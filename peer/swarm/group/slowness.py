@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import TypeVar
 
-from peer.swarm.group.stragglers import LEAST_SECONDS
+from peer.swarm.group.stragglers import SHORTEST_STEP_BOUND_SECONDS
 from protocol.identity import PeerId
 from protocol.net.allowances import pause_after
 
@@ -32,7 +32,8 @@ SLOW_STEPS = 3
 carries."""
 
 GROSS_STEPS = 20.0
-"""The usual steps by which steps have been longer in all, and by `LEAST_SECONDS`, when one of them is enough."""
+"""The usual steps by which steps have been longer in all, and by `SHORTEST_STEP_BOUND_SECONDS`, when one of them is
+enough."""
 
 FURTHER_SHARE = 0.5
 """The share by which a neighbour's debt may be larger for each stage behind it; it also has one more slow step. If one
@@ -163,7 +164,7 @@ class SlownessWatch:
         further = further if debt is not None and 2 * debt.admitted < debt.seconds else 0
         if debt is None or usual is None or debt.seconds < limit(usual, further):
             return None
-        gross = (1 + FURTHER_SHARE * further) * max(GROSS_STEPS * usual.seconds, LEAST_SECONDS)
+        gross = (1 + FURTHER_SHARE * further) * max(GROSS_STEPS * usual.seconds, SHORTEST_STEP_BOUND_SECONDS)
         is_gross = debt.total - debt.steps * usual.seconds >= gross
         if debt.slow_steps < (1 if is_gross else SLOW_STEPS) + further:
             return None

@@ -31,7 +31,7 @@ from protocol.identity import EMBEDDING, PeerId
 from protocol.net.blobs import BlobService
 from protocol.outer.data_plan import Spans
 
-LOOK_SECONDS = 1.0
+STEP_POLL_SECONDS = 1.0
 """How often a step, or the wait for a round's offer, is checked, in seconds."""
 
 LONG_STEP_SECONDS = 10.0
@@ -187,20 +187,20 @@ class StageRound:
         """A step, looked at while it lasts. Looks are counted, as no clock tells how long the machine stood still."""
         loop = asyncio.get_running_loop()
         began, looks = loop.time(), 0
-        looking = loop.call_later(LOOK_SECONDS, lambda: look())
+        looking = loop.call_later(STEP_POLL_SECONDS, lambda: look())
 
         def look() -> None:
             nonlocal looking, looks
-            looking, looks = loop.call_later(LOOK_SECONDS, look), looks + 1
-            if looks * LOOK_SECONDS >= LONG_STEP_SECONDS:
+            looking, looks = loop.call_later(STEP_POLL_SECONDS, look), looks + 1
+            if looks * STEP_POLL_SECONDS >= LONG_STEP_SECONDS:
                 self._tell_a_long_step()
-            self.overdue(looks * LOOK_SECONDS)
+            self.overdue(looks * STEP_POLL_SECONDS)
 
         try:
             yield
         finally:
             looking.cancel()
-        self.pace.remember(min(loop.time() - began, (looks + 1) * LOOK_SECONDS))
+        self.pace.remember(min(loop.time() - began, (looks + 1) * STEP_POLL_SECONDS))
 
     def _tell_a_long_step(self) -> None:
         """Say whom a step waits for, if that is not this peer itself."""

@@ -4,17 +4,17 @@ from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
 
-STEPS_REMEMBERED = 16
+PACE_STEPS = 16
 
 PATIENCE = 20.0
 """The longest step, in usual steps: a volunteer at a tenth of the others' speed, who has just taken a quick one's seat
 or begun something else on its machine, takes ten, and its link may be busy. Missing heartbeats tell of worse."""
 
-LEAST_SECONDS = 20.0
+SHORTEST_STEP_BOUND_SECONDS = 20.0
 """No step is too long before: one may usually take milliseconds, and a machine that swaps, or a link that drops what it
 carries, takes seconds."""
 
-FIRST_SECONDS = 120.0
+FIRST_STEP_SECONDS = 120.0
 """The longest first step, in seconds, before anything is measured: models are loaded and compiled in it."""
 
 FIRST_PATIENCE = 8.0
@@ -32,8 +32,8 @@ FURTHER = 0.25
 class StepPace:
     """The durations of this peer's last inner steps, in seconds, in whatever group."""
 
-    seconds: deque[float] = field(default_factory=lambda: deque(maxlen=STEPS_REMEMBERED))
-    first: float = FIRST_SECONDS
+    seconds: deque[float] = field(default_factory=lambda: deque(maxlen=PACE_STEPS))
+    first: float = FIRST_STEP_SECONDS
     """The longest first step, in seconds; it is not taken from others."""
 
     def remember(self, seconds: float) -> None:
@@ -42,21 +42,21 @@ class StepPace:
 
     def bound(self) -> float:
         """The seconds after which somebody holds the step up."""
-        return max(LEAST_SECONDS, PATIENCE * median(self.seconds)) if self.seconds else self.first
+        return max(SHORTEST_STEP_BOUND_SECONDS, PATIENCE * median(self.seconds)) if self.seconds else self.first
 
     def bound_in(self, told: float) -> float:
         """The bound in a group whose first stage has told its own, so that all have one: of two that differ, the more
         patient one could be taken for who holds the step up. A lie makes nobody much too patient, nor who has
         seen steps much too impatient."""
         own = self.bound()
-        least = max(LEAST_SECONDS, own / TRUSTED) if self.seconds else LEAST_SECONDS
+        least = max(SHORTEST_STEP_BOUND_SECONDS, own / TRUSTED) if self.seconds else SHORTEST_STEP_BOUND_SECONDS
         return min(max(told, least), TRUSTED * own)
 
 
 def first_seconds(tokens: int, tokens_per_second: float) -> float:
     """The longest first inner step of `tokens` tokens in seconds, by the speed of this peer's own passes. Others'
     statements of theirs may be lies that hold everybody up."""
-    return max(FIRST_SECONDS, FIRST_PATIENCE * tokens / tokens_per_second)
+    return max(FIRST_STEP_SECONDS, FIRST_PATIENCE * tokens / tokens_per_second)
 
 
 def patience_with(bound: float, stages: int) -> float:

@@ -22,10 +22,10 @@ from protocol.identity import Part
 from protocol.outer.phases import RunPhase, RunView, lacking, phase_of, stands, target
 from protocol.trust.records import PeerRecord
 
-TRIES = 20
+REQUESTS_AN_ATTEMPT = 20
 """The number of times that others are asked in one attempt to catch up."""
 
-RETRY_SECONDS = 1.0
+CATCH_UP_RETRY_SECONDS = 1.0
 """The pause between two attempts to catch up."""
 
 ABREAST = (RunPhase.GATHERING, RunPhase.TRAINING)
@@ -76,7 +76,7 @@ async def come_abreast(outer: OuterLoop) -> None:
     itself that the run has finished. Returns too when the run is over elsewhere, or this peer is to leave."""
     while not (outer.over or outer.leaving) and await catch_up(outer) not in ABREAST:
         outer.emit(waits.for_the_newest_state(outer.view()))
-        await asyncio.sleep(RETRY_SECONDS)
+        await asyncio.sleep(CATCH_UP_RETRY_SECONDS)
 
 
 async def catch_up(outer: OuterLoop) -> RunPhase:
@@ -86,7 +86,7 @@ async def catch_up(outer: OuterLoop) -> RunPhase:
     Whoever says to be further than it can show is not believed, and the others are looked at again.
     """
     witnesses = outer.reconciler.witnesses
-    for _ in range(TRIES):
+    for _ in range(REQUESTS_AN_ATTEMPT):
         await compare_with_all(outer)
         if not witnesses.unanswered():
             break
@@ -191,12 +191,12 @@ async def _take_contributions(outer: OuterLoop, shared: Collection[Part], goal: 
     outer.reconciler.witnesses.follow()
     if goal >= outer.clock:
         outer.emit(Progress(f"catching up with round {goal}"))
-    for _ in range(TRIES):
+    for _ in range(REQUESTS_AN_ATTEMPT):
         await compare_with_all(outer)
         if all(map(intake.caught_up, shared)):
             return True
         with suppress(TimeoutError):
-            async with asyncio.timeout(RETRY_SECONDS):
+            async with asyncio.timeout(CATCH_UP_RETRY_SECONDS):
                 await outer.reconciler.learnt()
     return False
 

@@ -12,7 +12,7 @@ from protocol.trust.records import PeerRecord
 
 Parts = Mapping[Part, FollowedPart]
 
-TOLD = 256
+MOST_VERDICTS = 256
 """The number of verdicts that are remembered: more than there are open rounds and parts that a peer authors."""
 
 IDLE = "it did no inner step of its own in it"
@@ -21,9 +21,9 @@ REVOKED = "the run's operator has taken its contributions out"
 VOID = "two contributions of its name are known, which void each other"
 UNPROVEN = "it came late, and too few others have signed that it was there in time"
 UNSEEN = "it came too late to be taken"
-KEPT = "what it did stays in the error feedback, and a later contribution has it"
-TOO_LATE = f"the others had closed the round before it was done; {KEPT}"
-TWICE = f"this peer had contributed to it in another group; {KEPT}"
+STAYS_IN_ERROR_FEEDBACK = "what it did stays in the error feedback, and a later contribution has it"
+TOO_LATE = f"the others had closed the round before it was done; {STAYS_IN_ERROR_FEEDBACK}"
+TWICE = f"this peer had contributed to it in another group; {STAYS_IN_ERROR_FEEDBACK}"
 
 
 def objection(part: Part, each: FollowedPart, round: int, me: PeerRecord) -> str:
@@ -70,7 +70,7 @@ class OwnCredit:
                     self.told[at, part] = why
                     if why or before:
                         changed.setdefault((at, why), []).append(str(part))
-        for old in list(self.told)[:-TOLD]:
+        for old in list(self.told)[:-MOST_VERDICTS]:
             del self.told[old]
         for (at, why), names in changed.items():
             emit(NotCounted(at, names, why) if why else Counted(at, names))
@@ -82,5 +82,5 @@ class OwnCredit:
         here = {part: each.ledger.accepted.get(round, {}).keys() for part, each in parts.items()}
         without = sorted({str(peer) for part, due in awaited.items() for peer in due - here[part]})
         if without and round not in self.given_up:
-            self.given_up = {each for each in self.given_up if each > round - TOLD} | {round}
+            self.given_up = {each for each in self.given_up if each > round - MOST_VERDICTS} | {round}
             emit(WentOn(round, without, why))

@@ -10,7 +10,7 @@ from peer.swarm.roles import authors, may_lead
 from protocol.identity import Part, PeerId
 from protocol.trust.records import PeerRecord, Peers
 
-ROUNDS_REMEMBERED = 8
+PACE_ROUNDS = 8
 
 ROUNDS_NEEDED, COMPLETE_REMEMBERED = 4, 32
 """The numbers of rounds, at least and at most, each with all contributions in time, whose median delay is taken."""
@@ -24,12 +24,12 @@ LEAST_CREDIT, MOST_CREDIT = 0.125, 0.25
 LEAST_SHARE = 0.1
 """A tenth of a round's length is no delay: what is measured below it is noise."""
 
-LEAST_SECONDS = 2.0
+SHORTEST_WAIT_SECONDS = 2.0
 """A process among many on few cores may rest for seconds, in rounds that last no longer."""
 
 ALL_DONE = "all others are done"
 
-LAST = 4
+LAST_ROUND_RATIO = 4
 """The run's last contributions are waited for so many times as long: nobody waits to go on."""
 
 BEHIND_ROUNDS, BEHIND_SECONDS = 4, 60.0
@@ -51,8 +51,8 @@ class Pace:
     """
 
     patience: float
-    halves: deque[float] = field(default_factory=lambda: deque(maxlen=ROUNDS_REMEMBERED))
-    delays: deque[float] = field(default_factory=lambda: deque(maxlen=ROUNDS_REMEMBERED))
+    halves: deque[float] = field(default_factory=lambda: deque(maxlen=PACE_ROUNDS))
+    delays: deque[float] = field(default_factory=lambda: deque(maxlen=PACE_ROUNDS))
     complete: deque[float] = field(default_factory=lambda: deque(maxlen=COMPLETE_REMEMBERED))
     """The delays of the last rounds of as many replicas as now in which all contributions came in time."""
     usual_delays: dict[int, float] = field(default_factory=dict)
@@ -74,7 +74,7 @@ class Pace:
     @property
     def grace(self) -> float:
         """Seconds that a slow replica is waited for, where the length of the round says nothing."""
-        return self.patience * max(median(self.delays) if self.delays else 0.0, LEAST_SECONDS)
+        return self.patience * max(median(self.delays) if self.delays else 0.0, SHORTEST_WAIT_SECONDS)
 
     def wait(self, started: float, arrivals: Sequence[float], expected: int, last: bool = False) -> float | None:
         """Return the time until which to wait for the rest of `expected` contributions; None while fewer than half are
@@ -88,7 +88,7 @@ class Pace:
         length = max(0.0, half - started)
         most, known = self._most(length, expected), self._known(expected)
         if last or known is None:
-            return half + (LAST if last else 1) * most
+            return half + (LAST_ROUND_RATIO if last else 1) * most
         credit = MOST_CREDIT * (length + known) - self.used
         if credit < LEAST_CREDIT * (length + known):  # saved, until it is enough for a replica that is behind
             return half + known
@@ -126,7 +126,7 @@ class Pace:
         """The seconds that a round of this length waits at most after half of its contributions."""
         known = self._known(expected)
         usual = known if known is not None else median(self.delays) if self.delays else length
-        return self.patience * max(usual, LEAST_SHARE * length, LEAST_SECONDS)
+        return self.patience * max(usual, LEAST_SHARE * length, SHORTEST_WAIT_SECONDS)
 
     def _measure(self, started: float, delay: float, is_complete: bool, expected: int) -> None:
         """Note the delay of a part of a round, `is_complete` if all contributions to it came in time, and none had to

@@ -18,7 +18,7 @@ from protocol.identity import EMBEDDING, PeerId
 from protocol.manifest import Manifest
 from protocol.outer.data_plan import Spans, beginning, chunks
 
-ROUNDS_REMEMBERED = 8
+SPEED_ROUNDS = 8
 
 TRAVEL_SECONDS = 2.0
 """The typical delay of a contribution after its announcement, in seconds."""
@@ -35,8 +35,8 @@ class Speeds:
     """The speeds of replicas, in seconds an inner step: the slowest other's and this peer's own, of the last rounds.
     Pure."""
 
-    slowest: deque[float] = field(default_factory=lambda: deque(maxlen=ROUNDS_REMEMBERED))
-    own: deque[float] = field(default_factory=lambda: deque(maxlen=ROUNDS_REMEMBERED))
+    slowest: deque[float] = field(default_factory=lambda: deque(maxlen=SPEED_ROUNDS))
+    own: deque[float] = field(default_factory=lambda: deque(maxlen=SPEED_ROUNDS))
 
     def note(self, seconds: Mapping[PeerId, float], steps: Mapping[PeerId, int], me: PeerId) -> None:
         """A round has ended: so many `seconds` after its beginning each replica's contribution came, with so many

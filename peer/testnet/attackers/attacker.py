@@ -36,7 +36,7 @@ from protocol.codec.bitstream import Int32Array
 from protocol.codec.contribution import SparseTensor, compose, decode, digest
 from protocol.codec.frames import BackwardFrame, FramePosition, FrameRules
 from protocol.codec.frames import pack_frame as honest_pack
-from protocol.codec.quantize import LARGEST
+from protocol.codec.quantize import LARGEST_UNITS
 from protocol.errors import HetpeerError
 from protocol.identity import ContributionName, Part
 from protocol.layout import part_layout
@@ -122,7 +122,7 @@ async def a_thousandfold(reconciler: Reconciler, part: Part, round: int, blob: b
     """Give a contribution larger than any honest one."""
 
     def scaled(_: str, values: Int32Array) -> Int32Array:
-        return np.clip(values.astype(np.int64) * FACTOR, -LARGEST, LARGEST).astype(np.int32)
+        return np.clip(values.astype(np.int64) * FACTOR, -LARGEST_UNITS, LARGEST_UNITS).astype(np.int32)
 
     say(f"{FACTOR} times a contribution to {part} of round {round}")
     await give(reconciler, part, round, changed(blob, reconciler, scaled), reconciler.followers(part))

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bootstrap.admission.audit_log import MOST_CHARACTERS, AuditEntry, append_entry, kept_in, last
+from bootstrap.admission.audit_log import MOST_FIELD_CHARACTERS, AuditEntry, append_entry, kept_in, last
 from bootstrap.admission.database import DATABASE, LOG, reading
 
 
@@ -45,7 +45,7 @@ def test_what_a_stranger_says_fills_neither_a_line_nor_two(tmp_path: Path):
         ((line,),) = lists.execute("SELECT entry FROM log")
     assert line.isprintable()
     assert len(line) < 24 * 1024
-    assert last(tmp_path, 1)[0].reason == long[:MOST_CHARACTERS]
+    assert last(tmp_path, 1)[0].reason == long[:MOST_FIELD_CHARACTERS]
 
 
 def test_a_line_that_a_power_cut_left_half_in_an_earlier_versions_file_is_passed_over(tmp_path: Path):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bootstrap.admission.database import DATABASE, MOST_USES, Invitation, RevokedPeer, Trials
 from bootstrap.admission.operator_lists import (
-    TOKEN_BYTES,
+    INVITATION_TOKEN_BYTES,
     RevokedList,
     add_revoked,
     invitation_id,
@@ -96,8 +96,10 @@ def test_only_the_very_token_lets_anybody_in(tmp_path_factory: pytest.TempPathFa
     wrong = data.draw(
         st.one_of(
             st.binary(min_size=1, max_size=64),
-            st.builds(lambda at, bit: flipped(token, at, bit), st.integers(0, TOKEN_BYTES - 1), st.integers(0, 7)),
-            st.integers(1, TOKEN_BYTES - 1).map(lambda length: token[:length]),
+            st.builds(
+                lambda at, bit: flipped(token, at, bit), st.integers(0, INVITATION_TOKEN_BYTES - 1), st.integers(0, 7)
+            ),
+            st.integers(1, INVITATION_TOKEN_BYTES - 1).map(lambda length: token[:length]),
             st.binary(min_size=1, max_size=8).map(lambda more: token + more),
             st.just(hashlib.sha256(token).digest()),
         )
@@ -123,7 +125,7 @@ def test_neither_the_folder_nor_a_message_tells_a_token(tmp_path: Path):
             redeem(tmp_path, token, peer, now)
         told.append(str(refused.value))
     withdraw(tmp_path, invitation_id(token))
-    for shown in (token, flipped(token, TOKEN_BYTES - 1, 0)):
+    for shown in (token, flipped(token, INVITATION_TOKEN_BYTES - 1, 0)):
         with pytest.raises(RefusedError) as refused:
             redeem(tmp_path, shown, ANN, NOW)
         told.append(str(refused.value))

@@ -16,7 +16,7 @@ import grpc
 import pytest
 
 from bootstrap.admission import operator_lists
-from bootstrap.admission.admission_policy import OBSERVER, AdmissionPolicy
+from bootstrap.admission.admission_policy import OBSERVER_FOLDER, AdmissionPolicy
 from bootstrap.admission.audit_log import last
 from bootstrap.admission.database import RevokedPeer, changing
 from bootstrap.admission.door_answers import NOBODY, StatusAnswers
@@ -704,8 +704,8 @@ def test_a_damaged_list_of_trials_lets_nobody_in(tmp_path: Path):
 def test_who_is_admitted_is_given_what_the_operators_observer_attests(tmp_path: Path):
     async def scene(house: House) -> None:
         assert (await house.register()).attestation == b""
-        (house.folder / OBSERVER).mkdir()
-        (house.folder / OBSERVER / KEPT).write_bytes(b"signed")
+        (house.folder / OBSERVER_FOLDER).mkdir()
+        (house.folder / OBSERVER_FOLDER / KEPT).write_bytes(b"signed")
         assert (await house.register()).attestation == b"signed"
 
     play(tmp_path, scene)

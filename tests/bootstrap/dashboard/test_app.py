@@ -148,7 +148,7 @@ def test_metrics_are_the_nodes_and_what_it_has_none_of_is_not_there():
 
 
 def test_events_are_the_view_now_and_again_when_it_has_changed_and_beats_in_between(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("bootstrap.dashboard.app.BEAT_SECONDS", 0.2)
+    monkeypatch.setattr("bootstrap.dashboard.app.PAGE_HEARTBEAT_SECONDS", 0.2)
 
     async def ask(client: httpx2.AsyncClient, shown: Shown) -> None:
         async with client.stream("GET", "/events") as answer:
@@ -238,9 +238,9 @@ def test_where_there_are_too_many_connections_the_oldest_that_is_no_stream_makes
 
 @pytest.mark.parametrize("path", ["/plotly.min.js", "/events"])
 def test_who_does_not_take_what_it_asked_for_is_hung_up_on(path: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("bootstrap.dashboard.server.ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr("bootstrap.dashboard.server.RESPONSE_TIMEOUT_SECONDS", 0.2)
     monkeypatch.setattr("bootstrap.dashboard.server.BEHIND_SECONDS", 0.2)
-    monkeypatch.setattr("bootstrap.dashboard.app.PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("bootstrap.dashboard.app.VIEW_INTERVAL_SECONDS", 0.0)
 
     async def ask(client: httpx2.AsyncClient, shown: Shown) -> None:
         reader, writer = await half(client, f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())

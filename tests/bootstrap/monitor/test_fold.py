@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bootstrap.monitor.fold import AHEAD, MOST_PEERS, MOST_ROUNDS, Fold
+from bootstrap.monitor.fold import MOST_PEERS, MOST_ROUNDS, MOST_ROUNDS_AHEAD, Fold
 from bootstrap.monitor.peers import CUT_SECONDS, IDLE_SECONDS, LOST_SECONDS, Peer, stages_short
 from bootstrap.monitor.rounds import JUDGE_SECONDS
 from protocol.identity import PeerId, RunId
@@ -414,7 +414,7 @@ def test_whatever_is_told_there_is_a_view_within_bounds(said: list[tuple[str, St
         assert {each.id for each in view.peers} <= set(ROLES)
         assert len(scene.fold.rounds) <= min(MOST_ROUNDS, MANIFEST.outer.rounds)
         assert 0 < view.round <= MANIFEST.outer.rounds
-        assert all(each.round <= scene.fold.finished + AHEAD for each in view.history)
+        assert all(each.round <= scene.fold.finished + MOST_ROUNDS_AHEAD for each in view.history)
         assert all(START <= each.began <= (each.ended or scene.now) <= scene.now for each in view.history)
 
 

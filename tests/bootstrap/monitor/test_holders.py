@@ -8,7 +8,7 @@ from protocol.outer.phases import RunPhase
 from protocol.outer.progress import Rewind
 from protocol.trust.membership_card import Authority, Card, Role, Signer, issue
 from protocol.trust.records import PeerRecord, read_record, sign
-from protocol.trust.rewinds import KEPT, sign_rewind
+from protocol.trust.rewinds import REWIND_FILE, sign_rewind
 from tests.reference.admitted import identity
 
 RUN = RunId("ab" * 32)
@@ -78,6 +78,6 @@ def test_the_operators_rewind_is_read_from_its_folder_and_no_other(tmp_path: Pat
     holders = Holders(AUTHORITY, tmp_path)
     signed = sign_rewind(OPERATOR, AUTHORITY, Rewind(3, 9, 1))
     for data, kept in ((sign_rewind(LIAR, AUTHORITY, Rewind(3, 9, 2)), b""), (signed, signed), (b"damaged", signed)):
-        (tmp_path / KEPT).write_bytes(data)
+        (tmp_path / REWIND_FILE).write_bytes(data)
         holders.see([], {}, 9)
         assert holders.signed_rewind == kept

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bootstrap.monitor.rounds import ROUNDS_KEPT, SwarmPace
+from bootstrap.monitor.rounds import PACE_ROUNDS_KEPT, SwarmPace
 from protocol.identity import PeerId
 from protocol.trust.membership_card import Role
 from protocol.trust.records import PeerRecord
@@ -49,7 +49,7 @@ def test_old_rounds_are_forgotten():
         now += 100.0 if round < 20 else 10.0
         pace.see([says("a", round, now)], 0, now)
     assert pace.seconds(now) == pytest.approx(10.0)
-    assert len(pace.ends) == ROUNDS_KEPT + 1
+    assert len(pace.ends) == PACE_ROUNDS_KEPT + 1
 
 
 def test_no_liar_alone_moves_it_and_a_wrong_clock_by_no_more_than_a_look():

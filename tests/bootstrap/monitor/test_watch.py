@@ -8,7 +8,7 @@ import pytest
 
 from bootstrap.monitor import watch
 from bootstrap.monitor.run_state import Found
-from bootstrap.monitor.watch import BATCH_BURST, KEPT, Monitor
+from bootstrap.monitor.watch import BATCH_BURST, MONITOR_FILE, Monitor
 from protocol.errors import FormatError, RefusedError
 from protocol.identity import PeerId, RunId
 from protocol.limits import HEARTBEAT_SECONDS
@@ -61,7 +61,7 @@ def test_who_waits_for_change_is_woken_and_so_is_who_waits_for_strangers():
 
 
 def test_a_node_that_comes_back_knows_what_it_knew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(watch, "KEEP_SECONDS", 3600.0)
+    monkeypatch.setattr(watch, "MONITOR_SAVE_SECONDS", 3600.0)
 
     async def run() -> Monitor:
         made = monitor(tmp_path)
@@ -87,7 +87,7 @@ def test_the_state_of_the_run_is_kept(tmp_path: Path):
 
 
 def test_who_is_in_the_run_is_written_down_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(watch, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(watch, "RUN_POLL_SECONDS", 0.01)
 
     async def run() -> None:
         made = monitor(tmp_path)
@@ -103,7 +103,7 @@ def test_who_is_in_the_run_is_written_down_at_once(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.parametrize("lying", [b"", b"{", b'{"run_id": 5}', b"\xff"])
 def test_a_damaged_file_is_passed_over(tmp_path: Path, lying: bytes):
-    (tmp_path / KEPT).write_bytes(lying)
+    (tmp_path / MONITOR_FILE).write_bytes(lying)
     assert not monitor(tmp_path).view().history
 
 

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from bootstrap.admission import audit_log, operator_lists
 from bootstrap.admission.audit_log import AuditEntry, append_entry
-from bootstrap.admission.operator_lists import TOKEN_BYTES, read_invitations, redeem, set_closed
+from bootstrap.admission.operator_lists import INVITATION_TOKEN_BYTES, read_invitations, redeem, set_closed
 from bootstrap.genesis import create_run
 from peer.cli.__main__ import app
 from peer.cli.admin import one_peer
@@ -83,7 +83,7 @@ def test_another_time_is_refused_with_what_it_takes(text: str):
 
 def test_the_ticket_of_an_invitation_lets_in_as_many_as_were_asked_for(folder: Path):
     id, token = invited(folder, "--uses", "5", "--expires", "12h")
-    assert len(token) == TOKEN_BYTES
+    assert len(token) == INVITATION_TOKEN_BYTES
     (made,) = read_invitations(folder)
     assert (made.id, made.uses, made.expires - made.issued) == (id, 5, 43200)
     assert redeem(folder, token, GUEST, made.issued) == id

@@ -12,7 +12,7 @@ from peer.cli.__main__ import app
 from peer.cli.models import ExportOptions, export_model
 from peer.process import Terminal
 from peer.telemetry.events import Failed
-from protocol.trust.ticket import PREFIX
+from protocol.trust.ticket import TICKET_PREFIX
 from tests.reference.checkpoints import by_transformers, tokenizer
 
 
@@ -98,7 +98,7 @@ def refusal(out: Path, *sources: str) -> str:
 
 
 def test_a_ticket_may_be_longer_than_any_name_of_a_file(tmp_path: Path):
-    assert "ticket" in refusal(tmp_path / "model", PREFIX + 400 * "A")
+    assert "ticket" in refusal(tmp_path / "model", TICKET_PREFIX + 400 * "A")
 
 
 def test_what_is_neither_a_ticket_nor_a_folder_is_said_to_be_neither(tmp_path: Path):

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from bootstrap.admission.admission_policy import OBSERVER
+from bootstrap.admission.admission_policy import OBSERVER_FOLDER
 from bootstrap.monitor.watch import Monitor
 from peer.cli import observer
 from peer.cli.admin import Operator
@@ -105,7 +105,7 @@ def test_who_has_stood_its_trial_is_acquitted_and_who_has_not_is_not():
 
 
 def test_a_revocation_that_nobody_heard_is_tried_again(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(observer, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(observer, "FIRST_REVOCATION_RETRY_SECONDS", 0.0)
     said, revoked = play(HARM, revoked=1, refused=2)
     assert revoked == [HARM]
     assert said.count(Progress("peer QmEvil is not revoked yet: no peer could be told")) == 2
@@ -138,14 +138,15 @@ def test_the_operators_own_observer_is_named_as_one_that_attests(tmp_path: Path)
     files = [RunFile(name, "ab" * 32, 1) for name in file_names(MANIFEST)]
     descriptor = describe(MANIFEST, operator.peer_id, files)
     name_attester(Operator(tmp_path, operator, descriptor))
-    word = (tmp_path / OBSERVER / GRANTED).read_bytes()
+    word = (tmp_path / OBSERVER_FOLDER / GRANTED).read_bytes()
     assert (
-        read_grant(word, Authority(descriptor.run_id, operator.peer_id)) == load_or_create(tmp_path / OBSERVER).peer_id
+        read_grant(word, Authority(descriptor.run_id, operator.peer_id))
+        == load_or_create(tmp_path / OBSERVER_FOLDER).peer_id
     )
 
 
 def test_what_holds_the_model_computes_nothing_and_its_end_is_told_and_tried_again(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(observer, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(observer, "FIRST_REVOCATION_RETRY_SECONDS", 0.0)
     said: list[Event] = []
     monitor = Monitor.of(MANIFEST, RunId("ab" * 32))
     states: list[str] = []

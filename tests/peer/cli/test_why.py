@@ -105,7 +105,7 @@ def test_a_late_round_and_its_zero_credit_are_explained(
         await slow.contribute(1, 3)
         found.extend((quick, slow))
 
-    monkeypatch.setattr(round_policy, "LEAST_SECONDS", 0.05)
+    monkeypatch.setattr(round_policy, "SHORTEST_WAIT_SECONDS", 0.05)
     play(tmp_path / "village", "abl", scene)
     quick, slow = found
     told = asked(capsys, "1", logged(tmp_path / "quick", quick.said))

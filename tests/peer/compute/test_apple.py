@@ -25,7 +25,7 @@ def test_a_volunteer_trains_and_hands_on_what_it_has_learnt(
     monkeypatch: pytest.MonkeyPatch, stage: int, precision: Precision, wire: str
 ):
     monkeypatch.setattr(llama, "has_fused_attention", lambda x: False)
-    monkeypatch.setattr(llama, "BLOCK_TOKENS", 8)
+    monkeypatch.setattr(llama, "ATTENTION_BLOCK_TOKENS", 8)
     run, arithmetic = manifest(2, 4, wire), Arithmetic(precision, recompute=wire == "bf16")
     basis, grids = orthonormal(run.model.d), genesis(run)
     with AppleOnly() as apple, sdpa_kernel(SDPBackend.MATH):

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from peer.compute.audit import WORST_NATS, gain, held_out_loss, overlap, silence, silenced
 from peer.lab.reference_run import Lab
 from peer.lab.replicas import Bench, Grids
-from peer.optim.grid import INT32_MAX
 from peer.optim.outer import FACTOR_ONE, OuterState, outer_term
 from peer.telemetry.events import Listener
 from protocol.codec.contribution import Contribution, SparseTensor, grids
 from protocol.identity import EMBEDDING, ContributionName, Part, PeerId
 from protocol.layout import part_layout
 from protocol.manifest import Manifest
+from protocol.tensor_formats import INT32_MAX
 from tests.reference import sparse_outer
 from tests.reference.small_lab import RUN, small_lab
 from tests.reference.small_manifest import small_manifest

@@ -168,7 +168,7 @@ def test_attention_that_repeats_key_value_heads_is_attention_that_shares_them(mo
 
 @pytest.mark.parametrize("length", [4, 7, 8])
 def test_attention_in_blocks_is_attention(monkeypatch: pytest.MonkeyPatch, length: int) -> None:
-    monkeypatch.setattr(llama, "BLOCK_TOKENS", 4)
+    monkeypatch.setattr(llama, "ATTENTION_BLOCK_TOKENS", 4)
     manifest = small()
     weights, tokens = random_weights(manifest), random_tokens(manifest, 2, length)
     found: list[list[Tensor]] = []

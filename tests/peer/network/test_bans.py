@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer.network.bans import FIRST_SECONDS, MOST_SECONDS, OFFENDERS_KEPT, Bans
+from peer.network.bans import FIRST_BAN_SECONDS, LONGEST_BAN_SECONDS, OFFENDERS_KEPT, Bans
 from peer.telemetry.decisions import Avoided
 from peer.telemetry.events import Event, Refused
 from protocol.errors import FormatError, LostMemberError, ManifestError, PeerError, RefusedError, UnreachableError
@@ -26,7 +26,7 @@ class Neighbourhood:
 
     def avoided_seconds(self, peer: PeerId) -> float:
         """How long a peer is avoided from now on, to the millisecond."""
-        start, low, high = self.now, 0.0, 2 * MOST_SECONDS
+        start, low, high = self.now, 0.0, 2 * LONGEST_BAN_SECONDS
         while high - low > 1e-3:
             self.now = start + (low + high) / 2
             low, high = (self.now - start, high) if self.bans.objection(peer) else (low, self.now - start)
@@ -53,9 +53,9 @@ def test_who_breaks_the_protocol_is_named_hung_up_on_and_avoided_for_a_while(err
     here.bans.note(ANN, error)
     assert here.bans.objection(ANN) == f"peer {ANN[-8:]} is avoided for 10 s: {error}"
     assert here.bans.objection(BOB) == ""
-    assert here.said == [Refused(ANN, str(error)), Avoided(ANN, FIRST_SECONDS, f"offence 1: {error}")]
+    assert here.said == [Refused(ANN, str(error)), Avoided(ANN, FIRST_BAN_SECONDS, f"offence 1: {error}")]
     assert here.left == [ANN]
-    here.now += FIRST_SECONDS
+    here.now += FIRST_BAN_SECONDS
     assert here.bans.objection(ANN) == ""
 
 
@@ -71,12 +71,12 @@ def test_an_honest_mistake_costs_nothing(error: Exception):
 
 @given(st.integers(1, 40))
 def test_each_time_it_is_twice_as_long_and_an_hour_at_most(times: int):
-    here, expected = Neighbourhood(), FIRST_SECONDS
+    here, expected = Neighbourhood(), FIRST_BAN_SECONDS
     for _ in range(times):
         here.bans.note(ANN, PeerError("lies"))
         assert here.avoided_seconds(ANN) == pytest.approx(expected, abs=1e-2)
         here.now += expected
-        expected = min(MOST_SECONDS, 2 * expected)
+        expected = min(LONGEST_BAN_SECONDS, 2 * expected)
 
 
 def test_what_is_still_under_way_when_a_peer_is_avoided_already_counts_once():
@@ -84,7 +84,7 @@ def test_what_is_still_under_way_when_a_peer_is_avoided_already_counts_once():
     for _ in range(5):
         here.bans.note(ANN, PeerError("lies"))
     assert len([event for event in here.said if isinstance(event, Refused)]) == 1
-    assert here.avoided_seconds(ANN) == pytest.approx(FIRST_SECONDS, abs=1e-2)
+    assert here.avoided_seconds(ANN) == pytest.approx(FIRST_BAN_SECONDS, abs=1e-2)
 
 
 def test_a_revoked_peer_is_never_talked_to_again_and_hung_up_on_once():

@@ -14,7 +14,7 @@ import peer.network.gossip as wires
 import peer.network.gossip_service as service
 from peer.network import intake
 from peer.network.learning import Learner
-from peer.network.wanted import ASK_SECONDS, MOST_SOURCES, PassedOver, Wanted
+from peer.network.wanted import ENTRY_RETRY_SECONDS, MOST_SOURCES, PassedOver, Wanted
 from protocol.identity import EMBEDDING, Part, PeerId
 from protocol.limits import (
     CALLS_SAVED,
@@ -381,7 +381,7 @@ def test_who_keeps_this_peer_waiting_for_an_entry_is_not_waited_for():
     assert wanted.hear([1], "stranger") == []
     wanted.speeds["honest"] = 1.0
     assert wanted.hear([1], "honest") == [1]
-    now[0] = ASK_SECONDS
+    now[0] = ENTRY_RETRY_SECONDS
     assert wanted.hear([1], "stranger") == [1]
     assert wanted.hear([1], "stranger") == []
 

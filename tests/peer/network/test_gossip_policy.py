@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peer.network.gossip_policy import ALL_CONTACTS, FANOUT, compare_seconds, partners, read_seconds, some
-from peer.network.wanted import FETCHES, FETCHES_FROM_ONE, MOST_SOURCES, Wanted
+from peer.network.wanted import BLOB_FETCHES, FETCHES_FROM_ONE, MOST_SOURCES, Wanted
 from protocol.limits import RECORD_SECONDS
 
 seeds = st.integers(0, 2**32)
@@ -98,7 +98,7 @@ def test_only_so_much_is_under_way_in_all_and_from_one(keys, sources, seed):
     while (choice := wanted.choose(Random(seed))) is not None:
         chosen.append(choice)
     from_one = FETCHES_FROM_ONE[1]
-    assert len(chosen) == min(keys, FETCHES, from_one * sources)
+    assert len(chosen) == min(keys, BLOB_FETCHES, from_one * sources)
     assert len({key for key, _ in chosen}) == len(chosen)
     assert all([each for _, each in chosen].count(source) <= from_one for _, source in chosen)
 

@@ -207,7 +207,7 @@ def test_the_link_to_a_peer_that_is_not_there_ends():
 
 
 def test_a_stage_that_falls_silent_is_noticed_in_seconds(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("peer.network.duplex.BEAT_SECONDS", 0.1)
+    monkeypatch.setattr("peer.network.duplex.STREAM_HEARTBEAT_SECONDS", 0.1)
 
     async def scene() -> None:
         async with linked(stopped=True) as (made, _):
@@ -218,7 +218,7 @@ def test_a_stage_that_falls_silent_is_noticed_in_seconds(monkeypatch: pytest.Mon
 
 
 def test_who_has_nothing_to_say_gives_signs_of_life_that_nobody_has_to_read(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("peer.network.duplex.BEAT_SECONDS", 0.05)
+    monkeypatch.setattr("peer.network.duplex.STREAM_HEARTBEAT_SECONDS", 0.05)
 
     async def scene() -> None:
         async with linked() as (made, _):
@@ -234,7 +234,7 @@ def test_who_has_nothing_to_say_gives_signs_of_life_that_nobody_has_to_read(monk
 def test_a_machine_that_stood_still_hears_what_has_come_before_it_takes_anybody_for_gone(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr("peer.network.duplex.BEAT_SECONDS", 0.1)
+    monkeypatch.setattr("peer.network.duplex.STREAM_HEARTBEAT_SECONDS", 0.1)
 
     async def scene() -> None:
         async with linked() as (made, _):

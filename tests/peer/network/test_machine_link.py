@@ -214,7 +214,7 @@ def test_a_side_that_is_silent_or_takes_nothing_is_noticed_and_one_that_beats_is
     first: First, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("peer.network.machine_link.SILENCE_SECONDS", 0.5)
-    monkeypatch.setattr("peer.network.machine_link.BEAT_SECONDS", 0.0)
+    monkeypatch.setattr("peer.network.machine_link.MACHINE_HEARTBEAT_SECONDS", 0.0)
     with linked(first) as (ours, theirs):
         for _ in range(3):
             ours.keep()

@@ -39,7 +39,7 @@ def dataset(folder: Path) -> Dataset:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stall is one after a third of a second."""
-    monkeypatch.setattr(web, "STALL_SECONDS", 0.3)
+    monkeypatch.setattr(web, "WEB_STALL_SECONDS", 0.3)
     monkeypatch.setattr(mirrors_module, "FIRST_PAUSE_SECONDS", 0.05)
 
 
@@ -134,7 +134,7 @@ def test_with_a_bad_mirror_alone_the_error_says_what_is_wrong(
     dataset: Dataset, served: list[Mirror], fault: Fault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if fault != "stall":  # on a busy machine any mirror may be silent for a third of a second
-        monkeypatch.setattr(web, "STALL_SECONDS", 30.0)
+        monkeypatch.setattr(web, "WEB_STALL_SECONDS", 30.0)
     served[0].fault = fault
     kind, words = ALONE[fault]
     with pytest.raises(kind, match=words) as raised:

@@ -11,7 +11,7 @@ import pytest
 
 import peer.network.receipt_exchange as signing
 from peer.network.group import Attempt
-from peer.network.receipt_exchange import ROUNDS_ASKED, ROUNDS_KEPT, TRIES, Earned, SeenWork
+from peer.network.receipt_exchange import RECEIPT_ATTEMPTS, RECEIPT_ROUNDS_KEPT, ROUNDS_ASKED, Earned, SeenWork
 from peer.store.receipt_file import KeptReceipts
 from peer.telemetry.decisions import Recalled
 from peer.telemetry.events import Credited, Event, Progress, Refused
@@ -111,7 +111,7 @@ def test_who_never_signs_is_asked_a_few_times_and_not_blamed(tmp_path: Path):
             asked = 0
             while await leader.earned.ask():
                 asked += 1
-            assert asked == TRIES - 1
+            assert asked == RECEIPT_ATTEMPTS - 1
             assert kept(leader) == []
             assert not [event for event in leader.said if isinstance(event, Refused)]
 
@@ -202,11 +202,13 @@ def test_a_caller_gets_its_own_receipts_alone_and_so_many_at_a_time(tmp_path: Pa
 def test_only_the_last_rounds_are_known(tmp_path: Path):
     async def story() -> None:
         async with group(tmp_path) as (_, leader, member):
-            for round in range(1, ROUNDS_KEPT + 3):
+            for round in range(1, RECEIPT_ROUNDS_KEPT + 3):
                 exchange(leader, member, round)
                 leader.earned.seen.close(stage_part(0), round, {PeerId(member.id): ("ab" * 32, 1)})
             assert (
-                sorted(leader.earned.seen.work) == sorted(leader.earned.seen.closed) == list(range(3, ROUNDS_KEPT + 3))
+                sorted(leader.earned.seen.work)
+                == sorted(leader.earned.seen.closed)
+                == list(range(3, RECEIPT_ROUNDS_KEPT + 3))
             )
 
     run(story())

@@ -123,14 +123,14 @@ def test_who_alone_has_something_and_is_slow_keeps_no_place_from_others(
         a, _, c = made.peers
         fetcher = c.intake.fetcher
         async with slow_sources(made, 3) as (slow, _):
-            many = [withheld(entry, number) for number in range(3 * deciding.FETCHES)]
+            many = [withheld(entry, number) for number in range(3 * deciding.BLOB_FETCHES)]
             holding = [asyncio.create_task(fetcher.bring(each, slow[number % 3])) for number, each in enumerate(many)]
             await until(lambda: any(each.peer_id in fetcher.wanted.slow for each in slow))
             assert await c.intake.take(entry.proof, [], a.outer.discovery.record)
             assert whole(c, entry)
             assert not any(each.done() for each in holding)  # nor is what only they have given up
             late = sum(attempt.late for each in fetcher.bringing.values() for attempt in each.attempts)
-            assert late <= deciding.LATE
+            assert late <= deciding.MOST_SLOW_FETCHES
             for each in holding:
                 each.cancel()
             await asyncio.gather(*holding, return_exceptions=True)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from peer.compute.schedule import Backward, Forward, depth_for, least_depth
 from peer.optim.outer import OuterState
 from peer.planning.model import (
-    HEADERS,
+    HEADERS_SHARE,
     StageWork,
     Step,
     Volunteer,
@@ -202,7 +202,7 @@ def test_headers_make_a_link_as_much_slower_as_they_take_of_it():
     link, slower = Volunteer(1e12, 20e6, 20e6, 0.02, headers=0.1), Volunteer(1e12, 18e6, 18e6, 0.02)
     assert step_of(work, link) == step_of(work, slower)
     assert round_of(work, link).up_bytes == pytest.approx(round_of(work, slower).up_bytes / 0.9)
-    assert 0.06 < HEADERS < 0.07
+    assert 0.06 < HEADERS_SHARE < 0.07
 
 
 def test_n_gram_tables_cost_bytes_of_contributions_and_no_operations():

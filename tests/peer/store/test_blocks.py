@@ -91,11 +91,11 @@ def test_what_is_looked_ahead_for_is_here_when_it_is_taken(folder: Path, dataset
         assert len(elsewhere.given) == given == 12
 
     use(lambda: BlockStore(dataset, None, None, elsewhere.fetch, silent), work)
-    assert elsewhere.most <= blocks.FETCHES
+    assert elsewhere.most <= blocks.BLOCK_FETCHES
 
 
 def test_memory_holds_the_blocks_used_last(folder: Path, dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "KEPT", 4)
+    monkeypatch.setattr(blocks, "BLOCKS_IN_MEMORY", 4)
     elsewhere = Elsewhere(folder)
 
     async def work(store: BlockStore) -> None:
@@ -112,7 +112,7 @@ def test_memory_holds_the_blocks_used_last(folder: Path, dataset: Dataset, monke
 def test_what_was_looked_ahead_for_stays_until_it_is_taken_however_much_it_is(
     folder: Path, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocks, "KEPT", 2)
+    monkeypatch.setattr(blocks, "BLOCKS_IN_MEMORY", 2)
     elsewhere = Elsewhere(folder)
 
     async def work(store: BlockStore) -> None:
@@ -131,7 +131,7 @@ def test_what_is_no_longer_looked_ahead_for_keeps_nobody_waiting(folder: Path, d
     async def fetch(block: Block) -> bytes:
         if block.number < 8:
             waiting.append(block.number)
-            if len(waiting) == blocks.FETCHES:
+            if len(waiting) == blocks.BLOCK_FETCHES:
                 taken.set()
             await asyncio.Event().wait()
         return await elsewhere.fetch(block)

@@ -10,7 +10,7 @@ import pytest
 from peer.joining import require_fit, require_place, text_sources
 from peer.network.admission import Admitted
 from peer.settings import PeerSettings
-from peer.store.disk import SHARE, SIGNED_BYTES, contribution_bytes, fixed_bytes, require_space, space_in
+from peer.store.disk import SHARE, SIGNED_ON_DISK_BYTES, contribution_bytes, fixed_bytes, require_space, space_in
 from protocol.codec.contribution import max_bytes
 from protocol.errors import ResourceError
 from protocol.identity import EMBEDDING, Endpoint, stage_part
@@ -58,7 +58,7 @@ def test_contributions_of_all_replicas_to_open_rounds_are_counted() -> None:
     few, many = (contribution_bytes(small_manifest(replicas={"groups": groups}), 1) for groups in (2, 10))
     rounds = MANIFEST.outer.grace + 2 * (MANIFEST.outer.liars + 1) + 3
     a_round = sum(max_bytes(MANIFEST, part) for part in (EMBEDDING, stage_part(1)))
-    assert many - few == 8 * rounds * (a_round + 2 * SIGNED_BYTES)
+    assert many - few == 8 * rounds * (a_round + 2 * SIGNED_ON_DISK_BYTES)
 
 
 def test_without_a_limit_a_tenth_of_the_disk_stays_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -229,7 +229,7 @@ def test_when_somebody_comes_back_at_the_end_others_may_hold_something_else_for_
 
     monkeypatch.setattr(run_end, "all_at", lambda peers, rounds: next(together))
     monkeypatch.setattr(run_end, "_have_all", have_all)
-    monkeypatch.setattr(run_end, "LOST_SECONDS", 0.02)
+    monkeypatch.setattr(run_end, "SETTLE_PATIENCE_SECONDS", 0.02)
 
     async def ring(outer: OuterLoop) -> None:
         while True:

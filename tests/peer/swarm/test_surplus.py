@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer.swarm.surplus import LATE, SURPLUS_SECONDS, Watch, in_whole_groups, moves, stage_in_need
+from peer.swarm.surplus import OVERDUE_MOVE_RATIO, SURPLUS_SECONDS, Watch, in_whole_groups, moves, stage_in_need
 from protocol.identity import PeerId
 from protocol.trust.records import PeerRecord, Peers
 
@@ -217,6 +217,6 @@ def test_who_has_contributed_to_the_round_in_progress_stays_until_it_is_over():
 
 def test_who_never_moves_keeps_the_next_one_only_for_a_while():
     watch = Watch()
-    for step in range(LATE + 3):
+    for step in range(OVERDUE_MOVE_RATIO + 3):
         due = at(watch, in_round(SWARM, 4 + step), "y", step * SURPLUS_SECONDS)
-        assert due == (1 if step == LATE + 2 else None), step
+        assert due == (1 if step == OVERDUE_MOVE_RATIO + 2 else None), step

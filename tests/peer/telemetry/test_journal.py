@@ -8,7 +8,7 @@ import pytest
 
 from peer.telemetry.decisions import Avoided, NotCounted, Pulse, Waiting
 from peer.telemetry.events import Evaluated, Event, Failed, GroupBroken, Progress, RoundDone, Serving, StepDone, Warned
-from peer.telemetry.journal import EVENTS, MOST_CHARACTERS, Journal, JournalEntry, LogLines, read_journal
+from peer.telemetry.journal import EVENTS_FILE, MOST_TEXT_CHARACTERS, Journal, JournalEntry, LogLines, read_journal
 from peer.telemetry.status import EventStream, Status
 
 DONE = RoundDone(3, 2.0, 1024, {"embedding": 2}, {"embedding": "ab"}, 0, 0)
@@ -31,7 +31,7 @@ def test_what_is_written_is_read_with_its_time_and_its_round(tmp_path: Path):
     assert [each.event for each in found] == [refused, DONE, LOST, avoided]
     assert [each.in_round for each in found] == [3, 4, 4, 4]
     assert [each.at for each in found] == [1.0, 2.0, 3.0, 4.0]
-    row = json.loads((tmp_path / EVENTS).read_text().splitlines()[2])
+    row = json.loads((tmp_path / EVENTS_FILE).read_text().splitlines()[2])
     assert row == {
         "time": 3.0,
         "level": "warning",
@@ -75,14 +75,14 @@ def test_it_is_bounded(tmp_path: Path):
 
 def test_half_a_line_and_kinds_of_a_later_version_are_passed_over(tmp_path: Path):
     kept(tmp_path, DONE)
-    with (tmp_path / EVENTS).open("a") as file:
+    with (tmp_path / EVENTS_FILE).open("a") as file:
         file.write('{"time": 5, "level": "info", "event": "Later", "reason": "", "in_round": 3}\n[]\n{"time": 6, "ev')
     assert [each.event for each in read_journal(tmp_path)] == [DONE]
 
 
 def test_long_words_of_others_are_cut(tmp_path: Path):
     (found,) = kept(tmp_path, Avoided("QmB", 10.0, "x" * 10_000))
-    assert len(found.event.reason) == MOST_CHARACTERS
+    assert len(found.event.reason) == MOST_TEXT_CHARACTERS
 
 
 def test_a_folder_that_cannot_be_written_is_told_once_and_stops_nobody(tmp_path: Path):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.codec.frames import (
-    LARGEST,
+    LARGEST_IN_FRAME,
     BackwardFrame,
     EndFrame,
     ForwardFrame,
@@ -156,7 +156,9 @@ def test_an_empty_message_is_refused():
 def test_a_value_is_in_range_if_it_is_a_number_that_fp16_could_hold(wire: str, dtype: torch.dtype, value: float):
     payload = Payload(wire, 1, 2, 1)
     values = torch.tensor([0.5, value]).to(dtype)
-    assert payload.in_range(values.view(torch.uint8).numpy().tobytes()) == bool((values.float().abs() <= LARGEST).all())
+    assert payload.in_range(values.view(torch.uint8).numpy().tobytes()) == bool(
+        (values.float().abs() <= LARGEST_IN_FRAME).all()
+    )
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), 3.3e38, -70000.0])

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.codec.quantize import LARGEST, absolute, dequantize, fit_levels, payload_bytes, quantize
+from protocol.codec.quantize import LARGEST_UNITS, absolute, dequantize, fit_levels, payload_bytes, quantize
 from protocol.errors import FormatError
 
-values_lists = st.lists(st.integers(-LARGEST, LARGEST), min_size=1, max_size=40)
+values_lists = st.lists(st.integers(-LARGEST_UNITS, LARGEST_UNITS), min_size=1, max_size=40)
 codecs = st.sampled_from(["bf16", "2bit"])
 
 
@@ -20,7 +20,7 @@ def test_the_author_knows_exactly_what_the_others_will_read(values: list[int], c
     payload, sent = quantize(np.array(values, np.int32), codec)
     assert len(payload) == payload_bytes(len(values), codec)
     assert (dequantize(payload, len(values), codec) == sent).all()
-    assert np.abs(sent).max() <= LARGEST
+    assert np.abs(sent).max() <= LARGEST_UNITS
 
 
 @given(values_lists, codecs)
@@ -36,7 +36,7 @@ def test_bf16_keeps_eight_significant_bits_half_to_even(values: list[int]):
     for value, kept in zip(values, sent.tolist(), strict=True):
         shift = max(0, abs(value).bit_length() - 8)
         nearest = round(abs(value) / 2**shift) * 2**shift  # Python rounds half to even; exact below 2⁵³
-        assert abs(kept) == (nearest if nearest <= LARGEST else (abs(value) >> shift) << shift)
+        assert abs(kept) == (nearest if nearest <= LARGEST_UNITS else (abs(value) >> shift) << shift)
         assert kept * value >= 0
 
 
@@ -52,7 +52,7 @@ def test_the_two_levels_are_those_of_least_squared_error(magnitudes: list[int]):
     assert error(fit_levels(*absolute(np.array(magnitudes, np.int32)))) <= best + rounding
 
 
-@given(st.sampled_from([0, 2**26, 2**30, LARGEST - 50]), st.lists(st.integers(0, 50), min_size=1, max_size=20))
+@given(st.sampled_from([0, 2**26, 2**30, LARGEST_UNITS - 50]), st.lists(st.integers(0, 50), min_size=1, max_size=20))
 def test_magnitudes_far_from_zero_and_close_together_are_split_as_well(base: int, spread: list[int]):
     """Squares near 2⁶² have no room left in a float for differences of one."""
     magnitudes = np.array(spread, np.int64) + base
@@ -123,13 +123,13 @@ def test_buckets_find_the_split_that_sorting_finds(distribution: str, seed: int)
     random = np.random.default_rng(seed)
     count = int(random.integers(1, 3000))
     drawn = {
-        "uniform": random.integers(0, LARGEST, count),
+        "uniform": random.integers(0, LARGEST_UNITS, count),
         "few values": random.integers(0, 10, count),
         "heavy tail": np.abs(random.standard_cauchy(count)) * 1e4,
         "normal": np.abs(random.normal(size=count)) * 1e6,
-        "near the largest": LARGEST - random.integers(0, 60, count),
-        "one outlier": np.append(random.integers(0, 5000, count), LARGEST),
+        "near the largest": LARGEST_UNITS - random.integers(0, 60, count),
+        "one outlier": np.append(random.integers(0, 5000, count), LARGEST_UNITS),
         "log-normal": np.exp(random.normal(size=count) * 5),
     }[distribution]
-    values = np.clip(drawn, 0, LARGEST).astype(np.int32)
+    values = np.clip(drawn, 0, LARGEST_UNITS).astype(np.int32)
     assert fit_levels(*absolute(values)) == by_sorting(values)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protocol.codec.frames import LARGEST
+from protocol.codec.frames import LARGEST_IN_FRAME
 from protocol.codec.spot_check import (
     BESIDE,
     NOTHING,
@@ -67,7 +67,7 @@ def test_what_is_asked_is_what_was_received(stage: int):
         {"activations": NOTHING},
         {"gradients": np.zeros(SAMPLED + 1, np.float32)},
         {"activations": np.full(SAMPLED, np.nan, np.float32)},
-        {"gradients": np.full(SAMPLED, 2 * LARGEST, np.float32)},
+        {"gradients": np.full(SAMPLED, 2 * LARGEST_IN_FRAME, np.float32)},
     ],
     ids=str,
 )
@@ -92,7 +92,7 @@ def test_likeness_is_the_cosine():
     assert likeness(one, -one) == pytest.approx(-1)
     assert abs(likeness(one, other)) < 0.1
     assert likeness(one, np.zeros(SAMPLED, np.float32)) == 0.0
-    assert np.isfinite(likeness(np.full(SAMPLED, LARGEST, np.float32), one))
+    assert np.isfinite(likeness(np.full(SAMPLED, LARGEST_IN_FRAME, np.float32), one))
 
 
 @pytest.mark.parametrize("compression", ["auto", 1], ids=["compressed", "whole"])

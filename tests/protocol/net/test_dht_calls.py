@@ -476,8 +476,8 @@ def stop_reading(node: Dht) -> None:
 def test_a_daemon_that_is_gone_in_any_way_is_replaced_and_work_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: Callable[[Dht], None]
 ):
-    monkeypatch.setattr(dhts, "BEAT_SECONDS", 0.1)
-    monkeypatch.setattr(libp2p, "ANSWER_SECONDS", SILENT_SECONDS)
+    monkeypatch.setattr(dhts, "P2PD_HEARTBEAT_SECONDS", 0.1)
+    monkeypatch.setattr(libp2p, "P2PD_TIMEOUT_SECONDS", SILENT_SECONDS)
     rules = Texts()
 
     async def scene() -> None:
@@ -551,7 +551,7 @@ def test_a_daemon_whose_neighbours_are_all_cut_off_is_not_taken_for_one_that_han
 
 
 def test_a_daemon_that_holds_too_much_lets_strangers_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(dhts, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(dhts, "P2PD_HEARTBEAT_SECONDS", 0.05)
     monkeypatch.setattr(dhts, "BEATS_MISSED", 10**6)
     monkeypatch.setattr(dhts, "LIBP2P_BYTES", 1)
 
@@ -571,7 +571,7 @@ def test_a_daemon_that_holds_too_much_lets_strangers_go(tmp_path: Path, monkeypa
 
 
 def test_a_daemon_that_goes_on_holding_too_much_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(dhts, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(dhts, "P2PD_HEARTBEAT_SECONDS", 0.05)
     monkeypatch.setattr(dhts, "LIBP2P_BYTES", 1)
 
     async def scene() -> None:
@@ -585,7 +585,7 @@ def test_a_daemon_that_goes_on_holding_too_much_is_replaced(tmp_path: Path, monk
 
 
 def test_a_daemon_that_cannot_be_started_again_ends_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(dhts, "BEAT_SECONDS", 0.1)
+    monkeypatch.setattr(dhts, "P2PD_HEARTBEAT_SECONDS", 0.1)
     monkeypatch.setattr(dhts, "STARTS", 2)
 
     async def never(*given: object) -> None:
@@ -636,7 +636,7 @@ def test_one_stranger_leaves_something_to_others_and_what_is_refused_costs_nothi
 def test_a_node_that_moves_answers_at_its_new_host_with_the_same_key_port_and_handlers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(dhts, "BEAT_SECONDS", 60.0)  # it does not wait for the next look at the daemon
+    monkeypatch.setattr(dhts, "P2PD_HEARTBEAT_SECONDS", 60.0)  # it does not wait for the next look at the daemon
 
     async def scene() -> None:
         async with nodes(tmp_path, Texts(), Texts()) as (other, node):
@@ -708,7 +708,7 @@ def test_a_node_is_met_that_cannot_call_back(tmp_path: Path):
 def test_a_node_that_is_silent_is_met_again_at_once_but_not_again_and_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(dhts, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(dhts, "P2PD_HEARTBEAT_SECONDS", 0.05)
 
     async def scene() -> None:
         async with nodes(tmp_path, Texts(), Texts()) as (other, node):

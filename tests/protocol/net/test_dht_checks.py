@@ -57,7 +57,7 @@ def play(scene: Callable[[Checks, list[str]], object]) -> None:
 
 @pytest.fixture(autouse=True)
 def nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(signed, "VERIFIED", DigestCache(signed.VERIFIED_KEPT))
+    monkeypatch.setattr(signed, "VERIFIED", DigestCache(signed.CHECKED_MESSAGES_KEPT))
 
 
 def test_a_record_costs_its_source_as_many_checks_as_it_takes():

@@ -53,7 +53,7 @@ def checks(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
         return verify(public, data, signature)
 
     monkeypatch.setattr(signed, "verify", counted)
-    monkeypatch.setattr(signed, "VERIFIED", DigestCache(signed.VERIFIED_KEPT))
+    monkeypatch.setattr(signed, "VERIFIED", DigestCache(signed.CHECKED_MESSAGES_KEPT))
     return made
 
 

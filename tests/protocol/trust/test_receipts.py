@@ -198,7 +198,7 @@ def test_other_fields_are_refused_though_rightly_signed(kind: str):
 
 def test_a_longer_receipt_than_any_is_not_looked_at():
     with pytest.raises(FormatError, match="allowed"):
-        read_receipt(bytes(receipts.MOST_BYTES + 1), AUTHORITY)
+        read_receipt(bytes(receipts.MOST_RECEIPT_BYTES + 1), AUTHORITY)
     with pytest.raises(FormatError, match="longer"):
         from_line(b"A" * (receipts.MOST_LINE + 1))
 
@@ -210,7 +210,7 @@ def test_with_the_card_of_a_gateway_it_still_fits():
     largest = work(round=2**31 - 1, forward=2**53 - 1, backward=2**53 - 1, tokens=2**53 - 1)
     data = sign(Signer(LEADER.identity, AUTHORITY, card), largest)
     assert read_receipt(data, AUTHORITY) == largest
-    assert len(data) < receipts.MOST_BYTES / 2
+    assert len(data) < receipts.MOST_RECEIPT_BYTES / 2
     assert msgpack.unpackb(data[64 + 33 + len(WORK) + 1 :])[0] == RUN
 
 

@@ -7,7 +7,7 @@ from protocol.identity import RunId
 from protocol.outer.progress import Rewind
 from protocol.trust import signed
 from protocol.trust.membership_card import Authority
-from protocol.trust.rewinds import KIND, read_rewind, sign_rewind
+from protocol.trust.rewinds import REWIND_KIND, read_rewind, sign_rewind
 from tests.reference.admitted import identity
 
 RUN, OTHER = RunId("ab" * 32), RunId("cd" * 32)
@@ -30,7 +30,7 @@ def test_a_rewind_is_read_as_it_was_signed():
         sign_rewind(OPERATOR, AUTHORITY, Rewind(-1, 19, 1)),
         sign_rewind(OPERATOR, AUTHORITY, Rewind(9, 2**31, 1)),
         sign_rewind(OPERATOR, AUTHORITY, Rewind(9, 19, 0)),
-        signed.sign(OPERATOR, KIND, [RUN, 9, 19]),
+        signed.sign(OPERATOR, REWIND_KIND, [RUN, 9, 19]),
         signed.sign(OPERATOR, "grant", [RUN, 9, 19, 1]),
         b"",
     ],

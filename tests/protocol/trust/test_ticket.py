@@ -15,9 +15,9 @@ from protocol.identity import RunId
 from protocol.limits import ADDRESSES_NAMED
 from protocol.trust.ticket import (
     ADDRESSES_KEPT,
-    ENVIRONMENT,
     PEERS,
-    PREFIX,
+    TICKET_PREFIX,
+    TICKET_VARIABLE,
     Ticket,
     find,
     parse_ticket,
@@ -62,14 +62,14 @@ def made_of(authority: bytes, door: str) -> str:
 
 def test_one_ticket_has_one_text():
     ticket = replace(TICKET, token=TOKEN)
-    code = str(ticket).removeprefix(PREFIX)
-    assert parse_ticket(PREFIX + code) == ticket
+    code = str(ticket).removeprefix(TICKET_PREFIX)
+    assert parse_ticket(TICKET_PREFIX + code) == ticket
     last = ALPHABET[ALPHABET.index(code[-1]) + 1]  # the same bytes, with an unused bit set
     assert base64.urlsafe_b64decode(f"{code}==") == base64.urlsafe_b64decode(f"{code[:-1]}{last}==")
     for other in (code.replace("-", "+"), code.replace("_", "/"), f"{code}=", code[:-1] + last):
         assert other != code
         with pytest.raises(TicketError):
-            parse_ticket(PREFIX + other)
+            parse_ticket(TICKET_PREFIX + other)
 
 
 @pytest.mark.parametrize("door", ["h:0", "h:65536", "h:99999", "h:", ":7700", "h", "a:b:7700", "[::1:7700", "h:٧٧"])
@@ -96,7 +96,7 @@ def test_whatever_is_pasted_gets_a_clear_error(text: str):
 
 
 def test_it_is_found_in_the_argument_a_file_the_environment_and_the_last_run(tmp_path, monkeypatch):
-    monkeypatch.delenv(ENVIRONMENT, raising=False)
+    monkeypatch.delenv(TICKET_VARIABLE, raising=False)
     with pytest.raises(TicketError, match="no ticket"):
         find(None, tmp_path)
     assert find(str(TICKET), tmp_path) == TICKET
@@ -105,9 +105,9 @@ def test_it_is_found_in_the_argument_a_file_the_environment_and_the_last_run(tmp
     assert find(str(tmp_path / "mail.txt"), tmp_path) == TICKET
     with pytest.raises(TicketError, match="no file of that name"):
         find(str(tmp_path / "male.txt"), tmp_path)
-    monkeypatch.setenv(ENVIRONMENT, str(TICKET))
+    monkeypatch.setenv(TICKET_VARIABLE, str(TICKET))
     assert find(None, tmp_path) == TICKET
-    monkeypatch.delenv(ENVIRONMENT)
+    monkeypatch.delenv(TICKET_VARIABLE)
     (tmp_path / "ticket").write_text(f"{TICKET}\n")
     assert find(None, tmp_path) == TICKET
     own = tmp_path / "own"  # a peer's folder by `--dir`

@@ -12,7 +12,7 @@ import pytest
 from bootstrap.admission.door_answers import Measuring
 from peer.network.reach.probing import (
     AT_ONCE,
-    PIECES,
+    PROBE_PIECES,
     Handshake,
     MeasuredWay,
     NoWay,
@@ -52,7 +52,7 @@ def test_the_node_tells_how_fast_the_run_goes(tmp_path: Path):
 
 def test_who_measures_too_much_is_told_to_wait(tmp_path: Path):
     async def scene(house: House) -> None:
-        house.door.measuring = Measuring(by_network=RateLimit(PIECES, 3600.0))
+        house.door.measuring = Measuring(by_network=RateLimit(PROBE_PIECES, 3600.0))
         (way,) = await measure_doors(house.ticket)
         assert isinstance(way, NoWay)
         assert "try again in" in way.reason
@@ -98,10 +98,10 @@ def test_a_peer_shows_its_certificate_to_who_has_none_and_the_way_to_it_is_timed
 
 def test_a_rate_is_taken_without_its_beginning():
     """A link that carries a piece a second and began slowly."""
-    came = [10.0 + number for number in range(PIECES)]
+    came = [10.0 + number for number in range(PROBE_PIECES)]
     assert rate_of(0.0, came, 1000) == pytest.approx(8000.0)
     assert rate_of(0.0, came[::-1], 1000) == pytest.approx(8000.0)
-    in_batches = [float(AT_ONCE * (1 + number // AT_ONCE)) for number in range(PIECES)]
+    in_batches = [float(AT_ONCE * (1 + number // AT_ONCE)) for number in range(PROBE_PIECES)]
     assert rate_of(0.0, in_batches, 1000) == pytest.approx(8000.0)
     assert rate_of(0.0, [4.0], 1000) == pytest.approx(2000.0)
 

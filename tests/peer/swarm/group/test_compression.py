@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer.swarm.group.compression import MOST_PATIENCE, PATIENCE, SLOWER, START, Choice, stretch
+from peer.swarm.group.compression import MOST_PATIENCE, PATIENCE, SLOW_STRETCH_RATIO, START, Choice, stretch
 from tests.reference.small_manifest import small_manifest
 
 AUTO = small_manifest(model={"d": 64}, replicas={"compression": "auto"})
@@ -38,7 +38,7 @@ class Group:
 def best(link: float) -> int:
     """The largest k that makes no step slower."""
     quickest = min(step(link, each) for each in AUTO.compressions)
-    return min(each for each in AUTO.compressions if step(link, each) <= SLOWER * quickest)
+    return min(each for each in AUTO.compressions if step(link, each) <= SLOW_STRETCH_RATIO * quickest)
 
 
 def test_a_group_begins_at_the_papers_ratio_or_the_nearest_that_its_model_has():
@@ -130,5 +130,5 @@ def test_a_liar_makes_no_stretch_below_one(passes: list[float]):
 
 def test_a_little_more_than_the_passes_is_filling_the_pipeline_and_no_reason_for_a_smaller_k():
     choice = Choice((8, 16), 4, False, 8)
-    choice.steps.append(SLOWER)
+    choice.steps.append(SLOW_STRETCH_RATIO)
     assert choice.decide() == ""

@@ -256,7 +256,7 @@ def test_an_heir_that_declines_leaves_it_to_the_next_and_to_nobody(tmp_path: Pat
 
 
 def test_an_heir_that_never_comes_to_it_declines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(network, "TURN_SECONDS", 0.1)
+    monkeypatch.setattr(network, "HANDOVER_TIMEOUT_SECONDS", 0.1)
 
     async def scene(made: Village) -> None:
         giver, heir = await volunteer(made, "giver"), await volunteer(made, "heir")

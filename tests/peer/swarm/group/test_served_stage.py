@@ -18,7 +18,7 @@ from peer.swarm.group.agreement import Agreement, SilentError
 from peer.swarm.group.compression import Choice
 from peer.swarm.group.seats import GroupSeats
 from peer.swarm.group.served_stage import ServedStage
-from peer.swarm.group.stragglers import FIRST_SECONDS, StepPace, patience_with
+from peer.swarm.group.stragglers import FIRST_STEP_SECONDS, StepPace, patience_with
 from peer.telemetry.events import Event, GroupBroken
 from peer.telemetry.group_decisions import Dismissed
 from protocol.codec.seating import AnswerFrame as Answer
@@ -254,8 +254,8 @@ def test_an_inner_loop_that_has_begun_ends_where_one_holds_another_state():
 
 
 def test_of_a_silent_stage_the_one_before_it_learns_first(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(agreement, "TOLD_SECONDS", 0.1)
-    monkeypatch.setattr(agreement, "ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr(agreement, "LONG_WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(agreement, "AGREEMENT_TIMEOUT_SECONDS", 0.3)
     monkeypatch.setattr(agreement, "FURTHER_SECONDS", 0.3)
 
     async def scene() -> None:
@@ -323,7 +323,7 @@ def test_who_holds_a_step_up_is_avoided_and_both_neighbours_learn_that_the_group
         (offer, *_) = await group.reach()
         volunteer = group.volunteer(1)
         volunteer.offer, volunteer.here.waits_for = offer, group.seats[1].downstream  # type: ignore[misc]
-        patience = patience_with(FIRST_SECONDS, 2)
+        patience = patience_with(FIRST_STEP_SECONDS, 2)
         volunteer._watch(patience - 1)
         assert not group.heres[1].said
         volunteer._watch(patience)
@@ -343,7 +343,7 @@ def test_nobody_is_to_blame_while_this_stage_itself_is_at_work():
         (offer, *_) = await group.reach()
         volunteer = group.volunteer(1)
         volunteer.offer = offer
-        volunteer._watch(100 * FIRST_SECONDS)
+        volunteer._watch(100 * FIRST_STEP_SECONDS)
         assert not group.heres[1].said
         assert group.seats[1].lost is None
 

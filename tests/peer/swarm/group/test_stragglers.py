@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peer.compute.schedule import Forward, Schedule, least_depth
-from peer.swarm.group.stage_round import LOOK_SECONDS
+from peer.swarm.group.stage_round import STEP_POLL_SECONDS
 from peer.swarm.group.stragglers import (
     FIRST_PATIENCE,
-    FIRST_SECONDS,
-    LEAST_SECONDS,
+    FIRST_STEP_SECONDS,
     PATIENCE,
+    SHORTEST_STEP_BOUND_SECONDS,
     TRUSTED,
     StepPace,
     first_seconds,
@@ -27,7 +27,7 @@ from peer.swarm.group.stragglers import (
 def test_a_first_step_may_take_as_long_as_the_model_and_this_machine_make_it():
     """A model of 178 million in four stages on a few cores: 16,384 tokens at 60 tokens a second."""
     assert first_seconds(16384, 60.0) == FIRST_PATIENCE * 16384 / 60 > 30 * 60
-    assert first_seconds(16384, 1e5) == FIRST_SECONDS  # on a card it is nothing
+    assert first_seconds(16384, 1e5) == FIRST_STEP_SECONDS  # on a card it is nothing
     pace = StepPace(first=1000.0)
     assert pace.bound() == 1000.0
     pace.remember(50.0)
@@ -36,9 +36,9 @@ def test_a_first_step_may_take_as_long_as_the_model_and_this_machine_make_it():
 
 def test_a_step_may_take_many_usual_ones_but_never_less_than_a_moment_of_a_busy_machine():
     pace = StepPace()
-    assert pace.bound() == FIRST_SECONDS
+    assert pace.bound() == FIRST_STEP_SECONDS
     pace.remember(0.1)
-    assert pace.bound() == LEAST_SECONDS
+    assert pace.bound() == SHORTEST_STEP_BOUND_SECONDS
     for _ in range(3):
         pace.remember(30.0)
     assert pace.bound() == PATIENCE * 30.0
@@ -48,7 +48,7 @@ def test_one_slow_step_does_not_make_the_group_patient():
     pace = StepPace()
     for seconds in (1.0, 1.0, 500.0):
         pace.remember(seconds)
-    assert pace.bound() == LEAST_SECONDS
+    assert pace.bound() == SHORTEST_STEP_BOUND_SECONDS
 
 
 def test_who_is_at_a_tenth_of_the_speed_of_whom_it_replaced_holds_nobody_up():
@@ -77,15 +77,15 @@ def test_who_is_new_in_a_group_waits_as_long_as_its_first_stage_tells():
 
 
 def test_in_a_first_step_that_is_usually_quick_who_is_new_waits_no_longer_than_the_others():
-    assert of_steps(None).bound_in(LEAST_SECONDS) == LEAST_SECONDS < FIRST_SECONDS
+    assert of_steps(None).bound_in(SHORTEST_STEP_BOUND_SECONDS) == SHORTEST_STEP_BOUND_SECONDS < FIRST_STEP_SECONDS
 
 
 def test_nobody_is_made_impatient_or_much_too_patient_by_what_is_told():
     assert of_steps(30.0).bound_in(0.0) == PATIENCE * 30.0 / TRUSTED
-    assert of_steps(1.0).bound_in(0.0) == LEAST_SECONDS
-    assert of_steps(None).bound_in(0.0) == LEAST_SECONDS
+    assert of_steps(1.0).bound_in(0.0) == SHORTEST_STEP_BOUND_SECONDS
+    assert of_steps(None).bound_in(0.0) == SHORTEST_STEP_BOUND_SECONDS
     assert of_steps(30.0).bound_in(1e300) == TRUSTED * PATIENCE * 30.0
-    assert of_steps(None).bound_in(1e300) == TRUSTED * FIRST_SECONDS
+    assert of_steps(None).bound_in(1e300) == TRUSTED * FIRST_STEP_SECONDS
 
 
 @given(st.one_of(st.none(), st.floats(0.0, 1e6)), st.floats(0.0, 1e9), st.floats(0.0, 1e9))
@@ -93,9 +93,9 @@ def test_whatever_is_told_it_counts_within_bounds_and_more_is_never_less(
     own: float | None, told: float, another: float
 ):
     pace, (less, more) = of_steps(own), sorted((told, another))
-    least, most = (pace.bound() / TRUSTED if own is not None else LEAST_SECONDS), TRUSTED * pace.bound()
-    assert max(LEAST_SECONDS, least) <= pace.bound_in(less) <= pace.bound_in(more) <= most
-    if max(LEAST_SECONDS, least) <= told <= most:  # so all of a group have one bound
+    least, most = (pace.bound() / TRUSTED if own is not None else SHORTEST_STEP_BOUND_SECONDS), TRUSTED * pace.bound()
+    assert max(SHORTEST_STEP_BOUND_SECONDS, least) <= pace.bound_in(less) <= pace.bound_in(more) <= most
+    if max(SHORTEST_STEP_BOUND_SECONDS, least) <= told <= most:  # so all of a group have one bound
         assert pace.bound_in(told) == told
 
 
@@ -195,7 +195,7 @@ class Held:
         """When a stage holds its neighbour to account: at the first look after so long."""
         neighbour = self.waits_for(stage)
         side = self.stages - 1 - stage if neighbour > stage else stage
-        return self.begun[stage] + LOOK_SECONDS * ceil(patience_with(self.bound, side) / LOOK_SECONDS)
+        return self.begun[stage] + STEP_POLL_SECONDS * ceil(patience_with(self.bound, side) / STEP_POLL_SECONDS)
 
     def play(self) -> "Held":
         """Until all others are free. Who hangs up on one neighbour hangs up on the other one, too, and so does who
@@ -217,7 +217,7 @@ class Held:
 
 def held(stages: int, culprit: int, usual: float = 0.1) -> Held:
     """All begin at the same time."""
-    return Held(stages, culprit, max(LEAST_SECONDS, PATIENCE * usual), [0.0] * stages).play()
+    return Held(stages, culprit, max(SHORTEST_STEP_BOUND_SECONDS, PATIENCE * usual), [0.0] * stages).play()
 
 
 @pytest.mark.parametrize(("stages", "culprit"), [(of, at) for of in range(2, 9) for at in range(of)])
@@ -235,7 +235,7 @@ def test_also_where_the_step_does_not_begin_at_the_same_time_everywhere(data: st
     culprit = data.draw(st.integers(0, stages - 1))
     usual = data.draw(st.floats(0.001, 600.0))
     begun = data.draw(st.lists(st.floats(0.0, usual), min_size=stages, max_size=stages))
-    made = Held(stages, culprit, max(LEAST_SECONDS, PATIENCE * usual), begun).play()
+    made = Held(stages, culprit, max(SHORTEST_STEP_BOUND_SECONDS, PATIENCE * usual), begun).play()
     assert {accused for _, accused in made.acts} == {culprit}
     for stage, at in made.free.items():
         if abs(stage - culprit) > 1:  # it has learned of it before its own patience was at an end

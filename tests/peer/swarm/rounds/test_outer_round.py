@@ -100,7 +100,7 @@ def test_a_round_that_the_others_ended_without_anybodys_contribution_is_not_wait
         assert await finish_round(behind.outer, 2) == dict.fromkeys(behind.outer.followed.parts, 0)
         assert agreed(made)
 
-    monkeypatch.setattr(round_policy, "LEAST_SECONDS", 0.05)
+    monkeypatch.setattr(round_policy, "SHORTEST_WAIT_SECONDS", 0.05)
     play(tmp_path, "ab", scene)
 
 
@@ -115,7 +115,7 @@ def test_who_has_nothing_to_contribute_does_not_wait_for_itself(tmp_path: Path, 
         async with asyncio.timeout(20):  # its own would be waited for for some hours
             assert await finish_round(idle.outer, 2) == dict.fromkeys(idle.outer.followed.parts, 1)
 
-    monkeypatch.setattr(round_policy, "LEAST_SECONDS", 3600.0)
+    monkeypatch.setattr(round_policy, "SHORTEST_WAIT_SECONDS", 3600.0)
     play(tmp_path, "ab", scene)
 
 

@@ -136,5 +136,5 @@ def test_a_round_goes_on_without_who_is_late_and_says_so_to_both(tmp_path: Path,
         await finish_round(late.outer, 1)
         assert reasons(late, 1) == {IDLE}
 
-    monkeypatch.setattr(round_policy, "LEAST_SECONDS", 0.05)
+    monkeypatch.setattr(round_policy, "SHORTEST_WAIT_SECONDS", 0.05)
     play(tmp_path, "abl", scene)

@@ -13,10 +13,10 @@ from peer.swarm.rounds.round_policy import (
     BEHIND_SECONDS,
     CREDIT_SHARE,
     EARLY_SHARE,
-    LAST,
-    LEAST_SECONDS,
+    LAST_ROUND_RATIO,
     MOST_CREDIT,
-    ROUNDS_REMEMBERED,
+    PACE_ROUNDS,
+    SHORTEST_WAIT_SECONDS,
     Pace,
     PartSeen,
     RoundSeen,
@@ -109,15 +109,17 @@ def test_while_less_than_half_are_here_nothing_ends_the_wait_but_the_others():
     early = replace(ROUND, parts=[part("abc", a=110.0), ROUND.parts[1]])
     assert round_policy.seconds_left(early, PACE, 500.0) is None
     gone = replace(early, others_at=6)
-    assert round_policy.seconds_left(gone, PACE, 500.0) == pytest.approx(3 * LEAST_SECONDS)
-    assert round_policy.seconds_left(replace(gone, passed=498.0), PACE, 500.0) == pytest.approx(3 * LEAST_SECONDS - 2)
+    assert round_policy.seconds_left(gone, PACE, 500.0) == pytest.approx(3 * SHORTEST_WAIT_SECONDS)
+    assert round_policy.seconds_left(replace(gone, passed=498.0), PACE, 500.0) == pytest.approx(
+        3 * SHORTEST_WAIT_SECONDS - 2
+    )
 
 
 def test_a_part_that_nobody_contributes_to_is_waited_for_as_long_as_somebody_might_lead():
     nobody = replace(ROUND, parts=[part("abc", a=1.0, b=2.0, c=3.0), part("")])
     assert round_policy.seconds_left(nobody, PACE, 500.0) is None
     passed = replace(nobody, led=False, passed=499.0)
-    assert round_policy.seconds_left(passed, PACE, 500.0) == pytest.approx(3 * LEAST_SECONDS - 1)
+    assert round_policy.seconds_left(passed, PACE, 500.0) == pytest.approx(3 * SHORTEST_WAIT_SECONDS - 1)
     assert not round_policy.is_complete(passed)
     assert not round_policy.why_stop(replace(passed, parts=[part("abc"), part("abc")]), PACE, 500.0)
 
@@ -222,13 +224,13 @@ def test_delays_too_small_to_measure_do_not_hurry_anybody():
     pace = Pace(2.0)
     pace.remember(99.0, [100.0, 100.001], 2)
     assert pace.wait(0.0, [100.0], 2) == pytest.approx(100 + 2 * 0.1 * 100)
-    assert pace.wait(99.0, [100.0], 2) == pytest.approx(100 + 2 * LEAST_SECONDS)
+    assert pace.wait(99.0, [100.0], 2) == pytest.approx(100 + 2 * SHORTEST_WAIT_SECONDS)
 
 
 def test_old_rounds_are_forgotten():
     pace = Pace(1.0)
-    for round in range(3 * ROUNDS_REMEMBERED):
-        pace.remember(0.0, [100.0, 150.0 if round < ROUNDS_REMEMBERED else 110.0], 2)
+    for round in range(3 * PACE_ROUNDS):
+        pace.remember(0.0, [100.0, 150.0 if round < PACE_ROUNDS else 110.0], 2)
     assert pace.wait(0.0, [100.0], 2) == pytest.approx(110.0)
 
 
@@ -278,7 +280,7 @@ def test_a_replica_that_is_a_little_slower_is_waited_for():
 
 def test_the_runs_last_contributions_are_waited_for_longer_and_nobody_trains_for_longer():
     pace = Pace(3.0)
-    assert pace.wait(0.0, [100.0], 2, last=True) == pytest.approx(100 + LAST * 300)
+    assert pace.wait(0.0, [100.0], 2, last=True) == pytest.approx(100 + LAST_ROUND_RATIO * 300)
     assert pace.stop(0.0, [100.0], 2) == pytest.approx(100 + EARLY_SHARE * 300)
 
 
@@ -360,7 +362,7 @@ def test_with_another_replica_what_was_usual_stays_a_bound_and_with_fewer_it_is_
         waits.append(pace.wait(start, arrivals, 3))
         pace.remember(start, arrivals, 3)
     assert waits[-1] <= 1540.0 + (QUICK + DELAY) * (1 + CREDIT_SHARE)
-    assert pace.wait(2000.0, [2000.0 + QUICK], 1) == pytest.approx(2000.0 + QUICK + 3.0 * LEAST_SECONDS)
+    assert pace.wait(2000.0, [2000.0 + QUICK], 1) == pytest.approx(2000.0 + QUICK + 3.0 * SHORTEST_WAIT_SECONDS)
     for start in map(float, range(2000, 2300, 60)):
         pace.remember(start, [start + QUICK, start + QUICK + 3 * DELAY / 4, start + QUICK + DELAY / 2], 3)
     assert pace.usual_delays == {2: DELAY, 3: 3 * DELAY / 4 - DELAY / 2}

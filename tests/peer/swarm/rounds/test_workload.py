@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer.swarm.rounds.workload import ROUNDS_REMEMBERED, TRAVEL_SECONDS, UNEVEN, Speeds, Workload
+from peer.swarm.rounds.workload import SPEED_ROUNDS, TRAVEL_SECONDS, UNEVEN, Speeds, Workload
 from peer.telemetry.decisions import GoalChanged
 from peer.telemetry.events import Event
 from protocol.identity import EMBEDDING, PeerId
@@ -54,7 +54,7 @@ def test_one_round_that_was_unlike_the_others_changes_nothing():
     for other in (30.0, 30.0, 300.0, 30.0):
         speeds.note({ME: 10.0, OTHER: other + TRAVEL_SECONDS}, {ME: H, OTHER: H}, ME)
     assert speeds.goal(H, 1000) == 3 * H
-    for _ in range(ROUNDS_REMEMBERED):
+    for _ in range(SPEED_ROUNDS):
         speeds.note({ME: 10.0, OTHER: 10.0}, {ME: H, OTHER: H}, ME)
     assert speeds.goal(H, 1000) == H
 
@@ -119,17 +119,17 @@ def test_a_goal_that_hardly_changes_stays(noise: float):
     work = workload(said, most_steps=MOST)
     work.note(1, 50.0, {ME: 10.0, OTHER: 30.0 + TRAVEL_SECONDS}, [])
     work.begin(2)
-    for _ in range(ROUNDS_REMEMBERED):
+    for _ in range(SPEED_ROUNDS):
         work.note(1, 50.0, {ME: 10.0, OTHER: noise * 30.0 + TRAVEL_SECONDS}, [])
     work.begin(3)
     assert work.goal == 3 * H
     assert len(said) == 1
-    for _ in range(ROUNDS_REMEMBERED):
+    for _ in range(SPEED_ROUNDS):
         work.note(1, 50.0, {ME: 10.0, OTHER: (1 + 2 * (noise - 1)) * 30.0 + TRAVEL_SECONDS}, [])
     work.begin(3)
     assert work.goal == pytest.approx((1 + 2 * (noise - 1)) * 3 * H, abs=1)
     said.pop()
-    for _ in range(ROUNDS_REMEMBERED):
+    for _ in range(SPEED_ROUNDS):
         work.note(1, 50.0, {ME: 10.0, OTHER: 10.0}, [])
     work.begin(4)
     assert said[1:] == [GoalChanged(4, H, 0.8)]
