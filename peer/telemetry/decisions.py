@@ -359,9 +359,8 @@ class OnlyHolder(EventBase):
 
 @dataclass(frozen=True, slots=True)
 class Pulse(EventBase):
-    """A regular report, every few seconds: the bytes that have gone over this peer's line since it joined, of the
-    pipeline's frames and of all else that is large; how many other peers it knows, and how many of these do not
-    answer."""
+    """A report every few seconds: the bytes over this peer's line since it joined, of the pipeline's frames and of all
+    else that is large; how many other peers it knows, and how many of these do not answer."""
 
     frames_sent: int
     bulk_sent: int

@@ -70,8 +70,7 @@ class OuterLoop:
     """This peer has looked, after the last round, whether the others hold what it holds; in an earlier process, too."""
     told_finished: bool = False
     gathering_since: float | None = None
-    """The time at which this peer first saw a replica that had formed, in seconds of `monotonic`; None: there was none
-    yet."""
+    """The time at which this peer first saw a formed replica, in seconds of `monotonic`; None: there was none yet."""
     nobodys: int = 0
     """A round to which nobody can contribute any more (`round_policy.is_nobodys`); 0: there is none."""
     present: bool = False
@@ -347,8 +346,7 @@ class OuterLoop:
                     self.arrivals_of(round).arrivals.setdefault(part, {}).setdefault(author, now)
 
     def late(self, round: int, steps: int = 0) -> str:
-        """Return why a replica that still trains in this round should end its inner loop with the `steps` it has; empty
-        if it should not."""
+        """Return why a replica should end its inner loop with the `steps` it has; empty: it should not."""
         if self.told_over:
             return "the run is over"
         self.record_arrivals()
