@@ -36,7 +36,7 @@ from shaped.hosts import Hosts, hosts, missing
 from tls import shown
 
 from peer.network.contacts import Contacts
-from peer.network.group import Link, PipelineService, call, link
+from peer.network.group import Link, PipelineService, call, make_link
 from protocol.errors import HetpeerError
 from protocol.identity import Endpoint, ReplicaId
 from protocol.limits import CHUNK_BYTES
@@ -114,7 +114,7 @@ async def serve(index: int, folder: Path, address: str) -> None:
     say({"peer_id": me.peer_id, "address": f"{address}:{port}", "sha256": sha256(blob).hexdigest()})
     other = (await hear())[1 - index]
     there = Endpoint(other["peer_id"], other["address"])
-    neighbour = link(manifest, there.peer_id, "the other", bandwidth)
+    neighbour = make_link(manifest, there.peer_id, "the other", bandwidth)
     delays: list[float] = []
     pipeline.welcome = lambda peer, replica: neighbour
     say("ready")

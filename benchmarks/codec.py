@@ -78,10 +78,10 @@ def row(
 def ours(codec: Codec, grid: ChunkGrid, offsets: Offsets, values: Int32Array, runs: int) -> Row:
     """Golomb–Rice offsets with `codec` values."""
     encoding, ((unary, rests), (payload, _)) = best_of(
-        runs, lambda: (rice.encode(offsets, grid), quantize(values, codec))
+        runs, lambda: (rice.encode_offsets(offsets, grid), quantize(values, codec))
     )
     decoding, (places, decoded) = best_of(
-        runs, lambda: (rice.decode(unary, rests, grid), dequantize(payload, grid.kept, codec))
+        runs, lambda: (rice.decode_offsets(unary, rests, grid), dequantize(payload, grid.kept, codec))
     )
     assert (places == offsets).all()
     sizes = len(unary) + len(rests), len(payload)

@@ -78,7 +78,7 @@ async def our_peer(number: int, address: str, rounds: int) -> None:
     from peer.network.gossip import Reconciler
     from peer.network.gossip_service import ReconciliationService
     from peer.network.intake import Intake
-    from peer.optim.grid import digest
+    from peer.optim.grid import grid_digest
     from peer.optim.outer import OuterState
     from peer.store.served import ContributionStore
     from peer.torch_thread import TorchThread
@@ -160,7 +160,7 @@ async def our_peer(number: int, address: str, rounds: int) -> None:
             await torch_thread.run(state.replace, [], chosen)
             end = time.monotonic()
             decoded.clear()
-            say(end=end, state=digest(state.grid), contribution_bytes=len(blob))
+            say(end=end, state=grid_digest(state.grid), contribution_bytes=len(blob))
         await asyncio.to_thread(hear)
         await contacts.close()
         await server.stop(None)

@@ -45,7 +45,7 @@ from peer.network.reach.relayed import Ways
 from peer.network.reach.routes import Routes
 from peer.testnet import namespaces
 from peer.testnet.namespaces import Namespaces, opened
-from protocol.addresses import join
+from protocol.addresses import join_address
 from protocol.errors import HetpeerError
 from protocol.identity import RunId
 from protocol.manifest import check_manifest
@@ -97,13 +97,13 @@ async def peer(folder: Path, name: str, host: str, bootstraps: list[str]) -> Asy
     async with AsyncExitStack() as stack:
         server = grpc.aio.server(options=options(MANIFEST), interceptors=[Guard(), AnyBytes()])
         blobs_pb2_grpc.add_BlobsServicer_to_server(BlobService(MANIFEST, blobs.get), server)
-        port = listen(server, join(host, 0), credentials.serving())
+        port = listen(server, join_address(host, 0), credentials.serving())
         dht = await dhts.start(me, host, 0, Register(by, MANIFEST), bootstraps, hidden)
         stack.push_async_callback(dht.stop)
         stack.push_async_callback(server.stop, None)
         record = PeerRecord(
             peer_id=me.peer_id,
-            address=join(host, port),
+            address=join_address(host, port),
             libp2p="" if hidden else dht.addresses[0],
             role="observer",
             stage=0,

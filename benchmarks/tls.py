@@ -37,7 +37,7 @@ from bootstrap.admission.registration import Door
 from bootstrap.node import as_operator
 from bootstrap.rate_limit import Rates
 from peer.network import admission
-from peer.network.group import Link, link
+from peer.network.group import Link, make_link
 from protocol.codec.frames import (
     BackwardFrame,
     ForwardFrame,
@@ -53,7 +53,7 @@ from protocol.manifest import Manifest, check_manifest
 from protocol.net.allowances import RateLimit
 from protocol.net.channels import Credentials, channel_to, handshake, listen, options, require_manifest, speaks
 from protocol.net.guard import Guard
-from protocol.run.run_files import Descriptor, RunFile, describe, file_names
+from protocol.run.run_files import Descriptor, RunFile, descriptor_of, file_names
 from protocol.schemas import pipeline_pb2_grpc, run_pb2_grpc
 from protocol.trust import certificates
 from protocol.trust.keys import Identity, load_or_create
@@ -122,7 +122,7 @@ class Answers(pipeline_pb2_grpc.PipelineServicer):
         await require_manifest(context, self.manifest)
         if self.caller is not None:
             await speaks(context, self.caller, "the stage before this one")
-        upstream = link(self.manifest, self.caller or PeerId("a caller without TLS"), "the stage before")
+        upstream = make_link(self.manifest, self.caller or PeerId("a caller without TLS"), "the stage before")
         answering = asyncio.create_task(self.answer(upstream))
         await upstream.carry(context)
         await answering
@@ -187,7 +187,7 @@ class Caller:
         """Of one stream that exchanges so many pairs of frames, after some that do not count."""
         rules, ahead = FrameRules.of(self.manifest), self.manifest.replicas.stages
         activations, tokens = payload(rules), np.zeros((rules.sequences, rules.context + 1), np.int64)
-        downstream = link(self.manifest, self.answers, "the stage behind")
+        downstream = make_link(self.manifest, self.answers, "the stage behind")
 
         def send(number: int) -> None:
             frame = ForwardFrame(FramePosition(1, 0, number), activations, tokens, EMBEDDING)
@@ -283,7 +283,7 @@ async def joining(turns: int) -> float:
         folder = Path(temporary)
         authority = load_or_create(folder / "operator")
         manifest = manifest_of("nano", 8)
-        descriptor = describe(
+        descriptor = descriptor_of(
             manifest, authority.peer_id, [RunFile(name, "0" * 64, 1) for name in file_names(manifest)]
         )
         server = grpc.aio.server(options=options(None))
@@ -295,7 +295,7 @@ async def joining(turns: int) -> float:
         for turn in range(1 + turns):
             newcomer = load_or_create(folder / f"newcomer-{turn}")
             begin = time.perf_counter()
-            found = await admission.describe(ticket)
+            found = await admission.fetch_descriptor(ticket)
             await admission.register(ticket, found, newcomer, "volunteer", None)
             seconds.append(time.perf_counter() - begin)
         await server.stop(None)

@@ -20,9 +20,9 @@ from bootstrap.data.encoding import END_OF_TEXT_ID, tokenize, train_tokenizer
 from protocol.errors import FormatError, ManifestError, ResourceError
 from protocol.files import replacing, write_atomically
 from protocol.layout import NGRAM_PREFIX, Layout, Shape, elements, model_layout, writes_residual
-from protocol.manifest import Manifest, difference
+from protocol.manifest import Manifest, first_difference
 from protocol.run.hugging_face import ModelFolder, open_checkpoint, read_tokenizer
-from protocol.run.prepared import is_prepared, link, require_same
+from protocol.run.prepared import is_prepared, note_prepared_text, require_same
 from protocol.run.run_files import (
     BASIS,
     DESCRIPTOR,
@@ -31,14 +31,14 @@ from protocol.run.run_files import (
     TRAIN,
     Descriptor,
     check_file,
-    describe,
+    descriptor_of,
     file_names,
     genesis_file,
     measure_file,
     read_kept,
     require_sizes,
 )
-from protocol.tensor_formats import to_units
+from protocol.tensor_formats import array_to_units
 from protocol.trust.keys import load_or_create
 
 STANDARD_DEVIATION = 0.02
@@ -71,11 +71,11 @@ def create_run(
     """
     if (directory / DESCRIPTOR).exists():
         existing = load_run(directory)
-        if field := difference(manifest, existing.manifest):
+        if field := first_difference(manifest, existing.manifest):
             raise ManifestError(f"{directory} holds a run of another manifest: {field}")
         if is_prepared(corpus_path):
             require_same(existing, corpus_path)
-            link(directory, corpus_path)
+            note_prepared_text(directory, corpus_path)
         return existing
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -114,7 +114,7 @@ def create_run(
         )
         _write_int32_tensors(directory / genesis_file(part), layout, tensors)
     names = file_names(manifest, prepared_text is not None)
-    descriptor = describe(manifest, operator, (measure_file(directory / name) for name in names))
+    descriptor = descriptor_of(manifest, operator, (measure_file(directory / name) for name in names))
     try:
         require_sizes(descriptor)  # nobody would join it
     except FormatError as error:
@@ -170,13 +170,13 @@ def genesis_tensor(manifest: Manifest, name: str, shape: Shape) -> NDArray[np.in
     if name.startswith(NGRAM_PREFIX):
         return np.zeros(shape, np.int32)
     if name.endswith("norm.weight"):
-        return to_units(np.ones(shape, np.float32))
+        return array_to_units(np.ones(shape, np.float32))
     deviation = STANDARD_DEVIATION
     if writes_residual(name):
         deviation /= math.sqrt(2 * manifest.model.layers)
     values = _random(manifest, name).standard_normal(shape, dtype=np.float32)
     values *= np.float32(deviation)
-    return to_units(values)
+    return array_to_units(values)
 
 
 def _random(manifest: Manifest, name: str) -> np.random.Generator:

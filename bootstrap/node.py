@@ -17,7 +17,7 @@ from bootstrap.data.published_text import lookup
 from bootstrap.monitor.holders import Holders
 from bootstrap.monitor.rounds import SwarmPace
 from bootstrap.monitor.watch import Monitor, MonitorService
-from protocol.addresses import join, moved
+from protocol.addresses import join_address, moved
 from protocol.clock import unix_time
 from protocol.files import write_atomically
 from protocol.limits import DOOR_SHARE, HEARTBEAT_SECONDS, PEERS_SHARE
@@ -192,7 +192,7 @@ def _ticket(descriptor: Descriptor, libp2p: Sequence[str], port: int, where: Lis
     own = Ticket(
         descriptor.run_id,
         certificates.public_key(standing.credentials.root),
-        tuple(join(host, port) for host in where.announced or (where.host,)),
+        tuple(join_address(host, port) for host in where.announced or (where.host,)),
         tuple(dict.fromkeys(moved(address, host) for address in libp2p for host in where.announced) or libp2p),
     )
     if standing.known is None:

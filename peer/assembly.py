@@ -12,8 +12,8 @@ import torch
 from peer.compute.calibration import warm_up
 from peer.joining import (
     choose_stages,
-    fetch_files,
-    register,
+    fetch_needed_files,
+    register_here,
     require_given,
     stages_elsewhere,
     tell_clock,
@@ -117,7 +117,7 @@ async def joined(
     if await asyncio.to_thread(claim_folder, settings.directory, descriptor):
         emit(Warned(f"WARNING: {settings.directory / DESCRIPTOR} was damaged, and is written again: look at the disk"))
     choice = await asyncio.to_thread(choose_stages, settings, descriptor, identity, remembered, device)
-    place = remembered or await register(settings, descriptor, identity, choice.stages)
+    place = remembered or await register_here(settings, descriptor, identity, choice.stages)
     its_stage = (place.card.stage,)
     if isinstance(place, Admitted):
         tell_clock(place.clock_ahead, emit)
@@ -142,7 +142,7 @@ async def joined(
         opened.callback(torch_thread.stop)
         text = text_sources(settings, descriptor, place, network.contacts.bandwidth, space)
         if isinstance(place, Admitted):
-            await fetch_files(settings, descriptor, place, network.contacts.bandwidth, emit)
+            await fetch_needed_files(settings, descriptor, place, network.contacts.bandwidth, emit)
         contribution_store = ContributionStore(
             settings.directory / "contributions", space.contribution_store(text.cache_bytes if text else 0)
         )
@@ -152,7 +152,7 @@ async def joined(
         services = _services(workplace, network, reconciler, tasks)
         receipts = KeptReceipts(settings.directory / RECEIPTS, network.discovery.signer.authority)
 
-        ask_again = partial(register, settings, descriptor, identity, its_stage)
+        ask_again = partial(register_here, settings, descriptor, identity, its_stage)
 
         async def renew() -> bytes:
             return (await ask_again()).credentials.chain
@@ -213,7 +213,7 @@ async def _open(
     bandwidth = settings.bandwidth()
     asks = isinstance(place, Admitted)
     machine = await asyncio.to_thread(address_changes.machine_addresses, settings.ticket)
-    way = await reach.find(settings.wish, settings.ticket, identity, settings.directory, asks=asks)
+    way = await reach.find_reach(settings.wish, settings.ticket, identity, settings.directory, asks=asks)
     if said := way.objection or way.doubt:
         emit(Progress(said))
     gate = await gates.bind(way.host, way.port, OF_PEERS, PEERS_SHARE)

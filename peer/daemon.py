@@ -18,7 +18,7 @@ from peer.diagnosis.machine import before_joining
 from peer.joining import (
     ask_for_place,
     comes_too_late,
-    fetch_files,
+    fetch_needed_files,
     keep_place,
     learn,
     recall_place,
@@ -32,7 +32,7 @@ from peer.settings import PeerSettings
 from peer.store.checkpoint import after_leaving, leave_stage
 from peer.swarm.node import AskNode, Node, RoleWork
 from peer.swarm.waits import for_the_node
-from peer.swarm.work import observe, serve_datacenter, serve_stage
+from peer.swarm.work import follow_and_evaluate, serve_datacenter, serve_stage
 from peer.telemetry.events import Listener, Paused, PauseEnded, Progress, Warned
 from peer.telemetry.status import EventStream
 from protocol.clock import unix_time
@@ -106,11 +106,11 @@ async def change_stage(settings: PeerSettings, stage: int, emit: Listener) -> No
     try:
         folder = settings.directory
         await asyncio.to_thread(after_leaving, folder)  # before anybody is asked
-        descriptor = await admission.describe(settings.ticket)
+        descriptor = await admission.fetch_descriptor(settings.ticket)
         device = await asyncio.to_thread(require_fit, settings, descriptor)
         await asyncio.to_thread(require_place, settings, descriptor, stage, device)
         place = await ask_for_place(settings, descriptor, load_or_create(folder), (stage,))
-        await fetch_files(settings, descriptor, place, settings.bandwidth(), emit)
+        await fetch_needed_files(settings, descriptor, place, settings.bandwidth(), emit)
         await asyncio.to_thread(leave_stage, folder)
         await asyncio.to_thread(keep_place, folder, place)
         for file in descriptor.files:
@@ -166,7 +166,12 @@ async def run_until(
         node = joining.result()
         if node is None:
             return None
-        serve = work or {"volunteer": serve_stage, "datacenter": serve_datacenter, "observer": observe}[settings.role]
+        serve = (
+            work
+            or {"volunteer": serve_stage, "datacenter": serve_datacenter, "observer": follow_and_evaluate}[
+                settings.role
+            ]
+        )
         serving = children.spawn(serve(node))
         ended = asyncio.wait((serving, node.shut_out), return_when=asyncio.FIRST_COMPLETED)
         living = children.spawn(node.discovery.dht.while_alive(ended))

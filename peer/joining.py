@@ -57,7 +57,7 @@ async def learn(settings: PeerSettings, identity: Identity, emit: Listener) -> t
         UnreachableError: the node does not answer, and the folder has not all that this peer needs.
     """
     try:
-        return await admission.describe(settings.ticket), None
+        return await admission.fetch_descriptor(settings.ticket), None
     except UnreachableError as error:
         remembered = await recall_place(settings, identity)
         if remembered is None:
@@ -91,7 +91,7 @@ async def recall_place(settings: PeerSettings, identity: Identity) -> Remembered
     return await asyncio.to_thread(recall, *place)
 
 
-async def register(
+async def register_here(
     settings: PeerSettings, descriptor: Descriptor, identity: Identity, servable: tuple[int, ...]
 ) -> Admitted:
     """Get a place in the run and a certificate, and keep both in this peer's folder. `servable`: of a volunteer that
@@ -108,7 +108,7 @@ async def register(
 async def ask_for_place(
     settings: PeerSettings, descriptor: Descriptor, identity: Identity, servable: tuple[int, ...]
 ) -> Admitted:
-    """Get a place as `register` does, and keep nothing of it yet."""
+    """Get a place as `register_here` does, and keep nothing of it yet."""
     folder = settings.directory
     known = read_membership(folder).card
     revoked = await asyncio.to_thread(_revoked, folder, Authority(descriptor.run_id, descriptor.operator))
@@ -140,7 +140,7 @@ def require_fit(settings: PeerSettings, descriptor: Descriptor) -> torch.device:
     """
     manifest = descriptor.manifest
     if settings.manifest is not None:  # join only a run of exactly this manifest
-        field = manifests.difference(manifests.load_manifest(settings.manifest), manifest)
+        field = manifests.first_difference(manifests.load_manifest(settings.manifest), manifest)
         if field is not None:
             raise ManifestError(f"the run has another manifest than {settings.manifest}: {field}")
     device, stages = find_device(settings.device), manifest.replicas.stages
@@ -350,7 +350,7 @@ def text_sources(
     return TextSources(settings.data, cache, tokenizer, credentials, bandwidth, private, doors)
 
 
-async def fetch_files(
+async def fetch_needed_files(
     settings: PeerSettings, descriptor: Descriptor, place: Admitted, bandwidth: Bandwidth, emit: Listener
 ) -> None:
     """Fetch the run's files that this role needs."""

@@ -88,7 +88,7 @@ def is_told(folder: Path) -> bool:
     return (folder / MARKER).exists()
 
 
-def pause(folder: Path) -> bool:
+def request_pause(folder: Path) -> bool:
     """Tell the peer of this folder to pause; False: it has been told already.
 
     Raises:
@@ -103,7 +103,7 @@ def pause(folder: Path) -> bool:
     return True
 
 
-def resume(folder: Path) -> bool:
+def end_pause(folder: Path) -> bool:
     """Tell the peer of this folder to go on; False: nobody had told it to pause.
 
     Raises:

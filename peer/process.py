@@ -60,7 +60,7 @@ async def heard(stdout: asyncio.StreamReader) -> AsyncIterator[Event]:
             yield from_line(line.decode())
 
 
-def told(emit: Listener, command: Callable[[], int]) -> int:
+def exit_code_of(emit: Listener, command: Callable[[], int]) -> int:
     """Run a command; an error of ours becomes one line and an exit code. SIGTERM and SIGHUP stop it as Ctrl-C
     does; SIGHUP does not where the command was started with `nohup`."""
     gc.freeze()  # what is imported stays: never look at it again

@@ -49,7 +49,7 @@ class Meeting:
         if not 0 <= node_rank < nnodes:
             raise UserError(f"--node-rank {node_rank}: of {nnodes} machines, the ranks are 0 to {nnodes - 1}")
         try:
-            host, port = addresses.split(rendezvous)
+            host, port = addresses.split_address(rendezvous)
         except FormatError as error:
             raise UserError(f"--rendezvous: {error}") from None
         return cls(host, port, secret_file)

@@ -21,7 +21,7 @@ TRANSLATED = IPv6Network("64:ff9b::/96")
 """The part of IPv6 into which a gateway of the network (NAT64) translates IPv4 addresses."""
 
 
-def split(address: str) -> tuple[str, int]:
+def split_address(address: str) -> tuple[str, int]:
     """Split an address into its host, without brackets, and its port.
 
     Raises:
@@ -48,10 +48,10 @@ def read_place(text: str) -> tuple[str, int]:
     Raises:
         FormatError: it is neither.
     """
-    return split(text if ":" in text else f"{LOOPBACK}:{text}")
+    return split_address(text if ":" in text else f"{LOOPBACK}:{text}")
 
 
-def join(host: str, port: int) -> str:
+def join_address(host: str, port: int) -> str:
     """Join host and port to `host:port`; an IPv6 host gets its brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
@@ -65,8 +65,8 @@ def read_host(text: str) -> tuple[str, int | None]:
     """
     bare = text[1:-1] if text.startswith("[") and text.endswith("]") else text
     if is_ip(bare) or ":" not in text:
-        return split(join(bare, 0))[0], None
-    return split(text)
+        return split_address(join_address(bare, 0))[0], None
+    return split_address(text)
 
 
 def is_ip(host: str) -> bool:

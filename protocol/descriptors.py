@@ -20,10 +20,10 @@ def raise_limit() -> int:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         except (ValueError, OSError):  # macOS says "unlimited" and means fewer
             return soft
-    return limit()
+    return descriptor_limit()
 
 
-def limit() -> int:
+def descriptor_limit() -> int:
     """The number of descriptors that this process may have. Each new one has the smallest number that is free."""
     if sys.platform == "win32":
         return UNLIMITED
@@ -36,12 +36,12 @@ def limit() -> int:
 def reserved() -> int:
     """The number of descriptors that no connection from outside takes: they are for files, for the calls that this
     process makes, and for its children. Half of all at most."""
-    return min(DESCRIPTORS_RESERVED, limit() // 2)
+    return min(DESCRIPTORS_RESERVED, descriptor_limit() // 2)
 
 
 def for_connections() -> int:
     """The number of descriptors that connections from outside may take, of all ports together."""
-    return limit() - reserved()
+    return descriptor_limit() - reserved()
 
 
 def is_reserved(descriptor: int) -> bool:

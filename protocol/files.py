@@ -41,7 +41,7 @@ def open_regular(path: str | Path, flags: int, mode: int = 0o666) -> int:
     return descriptor
 
 
-def why(error: OSError) -> str:
+def reason_of(error: OSError) -> str:
     """The reason of an error in words, with the cure where it has one that is not plain."""
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return f"{error.strerror}: allow this process more with `ulimit -n`"
@@ -68,7 +68,7 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
         os.replace(partial, path)
         sync_folder(path.parent)
     except OSError as error:
-        raise ResourceError(f"cannot write {path}: {why(error)}") from error
+        raise ResourceError(f"cannot write {path}: {reason_of(error)}") from error
     finally:
         partial.unlink(missing_ok=True)
 
@@ -127,7 +127,7 @@ def append_line(path: Path, line: bytes, most_bytes: int = LOG_BYTES) -> None:
         finally:
             os.close(descriptor)
     except OSError as error:
-        raise ResourceError(f"cannot write {path}: {why(error)}") from None
+        raise ResourceError(f"cannot write {path}: {reason_of(error)}") from None
 
 
 def logged_lines(path: Path) -> list[bytes]:

@@ -214,7 +214,7 @@ def parse_manifest(canonical: bytes) -> Manifest:
     return check_manifest(tables)
 
 
-def difference(ours: Manifest, theirs: Manifest) -> str | None:
+def first_difference(ours: Manifest, theirs: Manifest) -> str | None:
     """The first field in which two manifests differ, in words; None if they are equal."""
     for table in Manifest.model_fields:
         mine, other = dict(getattr(ours, table)), dict(getattr(theirs, table))

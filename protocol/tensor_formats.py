@@ -53,7 +53,7 @@ UNITS_PER_ONE = 2**26
 from 0.25 on."""
 
 
-def to_units(values: NDArray[np.floating]) -> NDArray[np.int32]:
+def array_to_units(values: NDArray[np.floating]) -> NDArray[np.int32]:
     """Convert a float array of any shape to int32 units of the same shape, rounded half to even.
 
     Raises:

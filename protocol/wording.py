@@ -49,7 +49,7 @@ def numbers_named(numbers: Sequence[int]) -> str:
     return " and ".join(filter(None, (", ".join(map(str, numbers[:-1])), str(numbers[-1]))))
 
 
-def clock(seconds: float) -> str:
+def minutes_and_seconds(seconds: float) -> str:
     """Minutes and seconds: "0:42", "90:00"."""
     return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
 

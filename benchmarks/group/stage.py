@@ -14,7 +14,7 @@ from tls import shown
 import peer.network.group
 from peer.data.batches import Batch
 from peer.network.contacts import Contacts
-from peer.network.group import Link, PipelineService, call, link
+from peer.network.group import Link, PipelineService, call, make_link
 from peer.swarm.group.inner_step import PipelineStage
 from peer.torch_thread import TorchThread
 from protocol.codec.frames import FrameRules
@@ -79,7 +79,7 @@ class Place:
         return PipelineStage(trainer, torch_thread, FrameRules.of(self.manifest), upstream, downstream)
 
     def _link_to(self, stage: int, seats: list[Endpoint]) -> Link:
-        return link(self.manifest, seats[stage].peer_id, f"stage {stage}", self.contacts.bandwidth)
+        return make_link(self.manifest, seats[stage].peer_id, f"stage {stage}", self.contacts.bandwidth)
 
 
 @contextlib.asynccontextmanager

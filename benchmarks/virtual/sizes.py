@@ -14,7 +14,7 @@ from protocol.schemas import reconciliation_pb2 as pb
 from protocol.trust.keys import load_or_create
 from protocol.trust.membership_card import Authority, Card, Signer, issue
 from protocol.trust.proofs import sign_contribution, sign_receipt
-from protocol.trust.records import PeerRecord, make_statement, sign
+from protocol.trust.records import PeerRecord, make_statement, sign_record
 
 CALL_BYTES = 200
 """Of a message beside its content: HTTP/2 and gRPC headers, TCP/IP headers and acknowledgements. An estimate."""
@@ -66,7 +66,7 @@ def sizes(manifest: Manifest, part: Part) -> Sizes:
     summary = pb.PartSummary(part=part, clock=1000, folded=993, rounds=rounds)
     return Sizes(
         blob=blob,
-        record=len(sign(signer, record)),
+        record=len(sign_record(signer, record)),
         comparison=CALL_BYTES + pb.Comparison(statement=said, parts=[summary]).ByteSize(),
         differences=CALL_BYTES + pb.Differences(statement=said, parts=[pb.PartKeys(part=part)]).ByteSize(),
         told=CALL_BYTES + pb.News(statement=said).ByteSize(),

@@ -16,7 +16,7 @@ from peer.network.wanted import Wanted
 from protocol.identity import ContributionName, Part, PeerId
 from protocol.limits import ENTRIES_NAMED
 from protocol.outer.ledger import Entry, Ledger, Standing
-from protocol.outer.set_difference import different, lacking, summary
+from protocol.outer.set_difference import different, lacking_keys, summary
 from protocol.outer.window import Window
 
 from .network import Clock, Network, Transfer
@@ -185,7 +185,7 @@ class Swarm:
         """That the real ledgers give the answer of the bit sets."""
         assert asker.ledger is not None
         said = different(peer.ledger or self.ledger_of(peer), summary(asker.ledger))
-        lacks = [self.authors[key] for key in lacking(asker.ledger, said)]
+        lacks = [self.authors[key] for key in lacking_keys(asker.ledger, said)]
         if [self.authors[key] for key in said] != keys or lacks != asker.lacks(keys):
             raise AssertionError(f"{peer.me} and {asker.me} compare otherwise than their ledgers")
         self.compared += 1

@@ -24,7 +24,7 @@ from peer.compute.trainer import StageTrainer
 from peer.model.first_weights import read_part
 from peer.model.number_format import number_format
 from peer.model.subspace import Formats
-from peer.optim.grid import digest
+from peer.optim.grid import grid_digest
 from peer.optim.outer import OuterState
 from peer.planning.memory import parts_of
 from peer.store.checkpoint import Checkpoint, PartCheckpoint, PartState, write_checkpoint
@@ -169,7 +169,7 @@ class Lifetime:
             blob = (self.folder / f"{part}.contribution").read_bytes()
             others = [decode(blob, self.manifest) for _ in range(self.manifest.replicas.total - 1)]
             state.replace([], [*self.sent.get(part, []), *others])
-            digest(state.grid)
+            grid_digest(state.grid)
             tensors = (tensor.numpy() for tensor in state.closed([]).values())
             snapshots.write(part, number, History(), tensors, Reading.begin(self.manifest))
 

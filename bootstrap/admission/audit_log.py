@@ -76,6 +76,6 @@ def last(folder: Path, count: int) -> list[AuditEntry]:
     return found[::-1]
 
 
-def kept_in(folder: Path) -> list[Path]:
+def audit_log_files(folder: Path) -> list[Path]:
     """The files of a folder that hold an operator's log; none: it is no operator's."""
     return [path for name in (DATABASE, f"{DATABASE}-wal", LOG) if (path := folder / name).exists()]

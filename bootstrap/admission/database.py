@@ -146,7 +146,7 @@ def changing(folder: Path, synchronous: str = "FULL") -> Iterator[sqlite3.Connec
     Raises:
         ResourceError: the database cannot be read or written, or is damaged.
     """
-    with in_words(folder), closing(connect(folder)) as lists:
+    with in_words(folder), closing(open_database(folder)) as lists:
         lists.execute(f"PRAGMA synchronous = {synchronous}")
         lists.execute("BEGIN IMMEDIATE")
         yield lists
@@ -160,12 +160,12 @@ def reading(folder: Path) -> Iterator[sqlite3.Connection]:
     Raises:
         ResourceError: the database cannot be read, or is damaged.
     """
-    with in_words(folder), closing(connect(folder)) as lists:
+    with in_words(folder), closing(open_database(folder)) as lists:
         lists.execute("BEGIN")
         yield lists
 
 
-def connect(folder: Path) -> sqlite3.Connection:
+def open_database(folder: Path) -> sqlite3.Connection:
     """A connection to the database of a folder, which is made where there is none. Any thread may use it.
 
     Raises:

@@ -15,7 +15,7 @@ from ipaddress import ip_address
 
 from bootstrap.monitor.rounds import SwarmPace
 from bootstrap.rate_limit import host_of, network_of
-from protocol.addresses import is_ip, join, split
+from protocol.addresses import is_ip, join_address, split_address
 from protocol.clock import monotonic
 from protocol.errors import FormatError, RefusedError
 from protocol.limits import CHUNK_BYTES, DESCRIPTOR_BYTES
@@ -72,19 +72,21 @@ class Dialler:
             FormatError: `address` is none.
         """
         seen = host_of(caller)
-        host, port = split(address)
+        host, port = split_address(address)
         if not seen or not port:
             raise RefusedError("there is no address to dial")
         wait = self.limit.wait_seconds(network_of(caller), monotonic())
         if wait or self.open >= DIALS_AT_ONCE:
             raise RefusedError(f"too many ask to be dialled: try again in {math.ceil(wait or DIAL_SECONDS)} s")
         self.open += 1
-        dialled = join(seen, port)
+        dialled = join_address(seen, port)
         try:
             async with asyncio.timeout(DIAL_SECONDS):
                 if await _leads_to(host, seen):
                     dialled = address
-                shown = shown_by((await probe(join(seen, port), DIAL_SECONDS)).certificate)  # TLS proves its key
+                shown = shown_by(
+                    (await probe(join_address(seen, port), DIAL_SECONDS)).certificate
+                )  # TLS proves its key
                 return dialled, "" if shown == peer else "another peer answers there"
         except (ssl.SSLError, FormatError):
             return dialled, "something else answers there"

@@ -24,8 +24,8 @@ from bootstrap.admission.database import (
     RevokedPeer,
     Trials,
     changing,
-    connect,
     in_words,
+    open_database,
     reading,
 )
 from protocol.errors import RefusedError, UserError
@@ -60,7 +60,7 @@ def set_closed(folder: Path, closed: bool) -> None:
         lists.execute("UPDATE run SET closed = ?", (closed,))
 
 
-def invite(folder: Path, uses: int, seconds: int, now: float, gateway: bool = False) -> bytes:
+def add_invitation(folder: Path, uses: int, seconds: int, now: float, gateway: bool = False) -> bytes:
     """Make an invitation for so many peers, or gateways, and seconds. Return its token, which nothing can show again.
 
     Raises:
@@ -114,7 +114,7 @@ def redeem(folder: Path, token: bytes, peer: PeerId, now: float, gateway: bool =
     return id
 
 
-def withdraw(folder: Path, id: str) -> None:
+def withdraw_invitation(folder: Path, id: str) -> None:
     """Let nobody in by this invitation any more, nor again. Certificates that it led to run on until they end.
 
     Raises:
@@ -192,7 +192,7 @@ class RevokedList:
         """
         with self._turn, in_words(self.folder):
             if self._lists is None or os.stat(self.folder / DATABASE).st_ino != self._file:
-                self._lists = connect(self.folder)  # the first time, or where a copy was put in its place
+                self._lists = open_database(self.folder)  # the first time, or where a copy was put in its place
                 self._file = os.stat(self.folder / DATABASE).st_ino
             found = self._lists.execute("SELECT 1 FROM revoked WHERE peer = ?", (peer,)).fetchone()
         if found:

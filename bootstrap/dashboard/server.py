@@ -12,7 +12,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from bootstrap.dashboard.app import EVENTS_PATH, app
 from protocol import descriptors
-from protocol.addresses import LOOPBACK, WILDCARDS, is_loopback, join, read_place
+from protocol.addresses import LOOPBACK, WILDCARDS, is_loopback, join_address, read_place
 from protocol.errors import FormatError, ResourceError, UserError
 from protocol.monitor import View
 
@@ -45,14 +45,14 @@ class DashboardPort:
     def url(self) -> str:
         """The address for a browser on this machine; elsewhere this machine's own address takes its place."""
         port = self.listening.getsockname()[1]
-        return f"http://{join(LOOPBACK if self.host in WILDCARDS else self.host, port)}/"
+        return f"http://{join_address(LOOPBACK if self.host in WILDCARDS else self.host, port)}/"
 
     @property
     def warning(self) -> str:
         """A warning if others can reach the address as well; empty if they cannot."""
         if is_loopback(self.host) or self.host == "localhost":
             return ""
-        address = join(self.host, self.listening.getsockname()[1])
+        address = join_address(self.host, self.listening.getsockname()[1])
         return (
             f"WARNING: whoever can reach {address} can read the dashboard: who "
             "takes part in the run, from which address, and how it goes. It asks for no password and is not encrypted."
@@ -60,7 +60,7 @@ class DashboardPort:
 
 
 @contextmanager
-def taken(where: str, announced: str | None = None) -> Iterator[DashboardPort]:
+def listen_for_dashboard(where: str, announced: str | None = None) -> Iterator[DashboardPort]:
     """Listen where `--dashboard [HOST:]PORT` says, on loopback if no host is given; port 0 is any. `announced` is this
     node's name for others.
 
@@ -77,7 +77,8 @@ def taken(where: str, announced: str | None = None) -> Iterator[DashboardPort]:
     except OSError as error:
         why = error.strerror or str(error)
         raise ResourceError(
-            f"the dashboard cannot listen on {join(host, port)}: {why}; try another one: --dashboard [HOST:]PORT"
+            f"the dashboard cannot listen on {join_address(host, port)}: {why}; try another one: "
+            "--dashboard [HOST:]PORT"
         ) from None
     with listening:
         yield DashboardPort(listening, host, tuple(name for name in (host, announced) if name))

@@ -8,7 +8,7 @@ from protocol.manifest import Manifest
 from protocol.net.blobs import Blob, Lookup, Slice
 from protocol.run.dataset import BLOCKS, DATA, DIGEST_BYTES
 from protocol.run.hugging_face import ModelFolder
-from protocol.run.prepared import check_tokenizer, link, linked, open_folder
+from protocol.run.prepared import check_tokenizer, linked, note_prepared_text, open_folder
 from protocol.run.run_files import TOKENIZER, Descriptor, measure_file
 
 
@@ -48,7 +48,7 @@ def take(manifest: Manifest, folder: Path, directory: Path, checkpoint: ModelFol
             raise ResourceError(f"too little text: {stream.tokens} tokens to {name}, a sequence takes {context + 1}")
     for name in (TOKENIZER, DATA, BLOCKS):
         write_atomically(directory / name, (folder / name).read_bytes())
-    link(directory, folder)
+    note_prepared_text(directory, folder)
     return (
         f"The text is the prepared folder {folder}: {dataset.train.tokens / 1e6:.1f} million tokens to train on, "
         f"{dataset.held_out.tokens / 1e6:.2f} million held out."

@@ -47,7 +47,7 @@ HOLDING: dict[LastState, str] = {
 """The same in words, of a run that is finished."""
 
 
-def missing(manifest: Manifest, peers: Iterable[Peer]) -> str:
+def missing_peers(manifest: Manifest, peers: Iterable[Peer]) -> str:
     """Say which peers are missing for all replicas of the run, and how many there are of how many; empty: none."""
     here: Counter[tuple[str, int]] = Counter(
         (each.record.role, each.record.stage if each.record.role == "volunteer" else 0)
@@ -89,7 +89,7 @@ def lost_state(manifest: Manifest, peers: Iterable[Peer]) -> str:
 
 def waits_for(manifest: Manifest, peers: Iterable[Peer]) -> str:
     """Say what an incomplete run waits for; empty where everybody is there."""
-    who = missing(manifest, peers)
+    who = missing_peers(manifest, peers)
     return f"waits for {who}" if who else ""
 
 

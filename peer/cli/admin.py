@@ -53,7 +53,7 @@ def invite(
     from bootstrap.admission import audit_log, operator_lists
     from bootstrap.admission.audit_log import AuditEntry
     from bootstrap.admission.database import date
-    from peer.cli.tables import show
+    from peer.cli.tables import print_table
     from peer.store.home import operators_ticket
     from protocol.clock import unix_time
     from protocol.trust.keys import load_or_create
@@ -64,7 +64,7 @@ def invite(
         seconds, ticket, now = duration(expires), operators_ticket(folder), unix_time()
         if gateway and load_or_create(folder).public != ticket.authority:
             raise UserError(f"{folder} is a gateway's: only the run's operator can make another, in its node's folder")
-        token = operator_lists.invite(folder, uses, seconds, now, gateway)
+        token = operator_lists.add_invitation(folder, uses, seconds, now, gateway)
         id = operator_lists.invitation_id(token)
         what = f"a gateway, {uses} uses" if gateway else f"{uses} uses"
         audit_log.append_entry(
@@ -80,7 +80,7 @@ def invite(
             lines += ["", "Start the gateway with `hetpeer bootstrap --join` and this ticket. It can let in anybody."]
         elif not operator_lists.is_closed(folder):
             lines += ["", "This run is open, so its plain ticket does too: `hetpeer bootstrap --closed` closes it."]
-        show(shown, [row], "\n".join(lines))
+        print_table(shown, [row], "\n".join(lines))
 
     sys.exit(_in_folder(directory, shown, work))
 
@@ -92,7 +92,7 @@ def invitations(directory: NodeFolderOption = None, json: RowsOption = False) ->
     from rich.text import Text
 
     from bootstrap.admission.operator_lists import is_closed, read_invitations
-    from peer.cli.tables import invitation_rows, invitations_table, show
+    from peer.cli.tables import invitation_rows, invitations_table, print_table
     from protocol.clock import unix_time
 
     shown = terminal(json)
@@ -101,7 +101,7 @@ def invitations(directory: NodeFolderOption = None, json: RowsOption = False) ->
         found, now = read_invitations(folder), unix_time()
         closed = "This run is closed: joining takes an invitation."
         said = closed if is_closed(folder) else "This run is open: joining takes no invitation."
-        show(shown, invitation_rows(found, now), Group(invitations_table(found, now), Text(f"\n{said}")))
+        print_table(shown, invitation_rows(found, now), Group(invitations_table(found, now), Text(f"\n{said}")))
 
     sys.exit(_in_folder(directory, shown, work))
 
@@ -126,7 +126,7 @@ def withdraw(
     shown = terminal(json)
 
     def work(folder: Path) -> None:
-        operator_lists.withdraw(folder, invitation)
+        operator_lists.withdraw_invitation(folder, invitation)
         audit_log.append_entry(folder, AuditEntry(what="withdrawn", at=unix_time(), invitation=invitation))
         shown.emit(Progress(f"invitation {invitation} is withdrawn: nobody gets in with its ticket any more"))
 
@@ -138,9 +138,9 @@ def peers(directory: NodeFolderOption = None, json: RowsOption = False) -> None:
     """List the peers that are in the run now, as they say of themselves."""
     import asyncio
 
-    from peer.cli.tables import peer_rows, peers_table, show
+    from peer.cli.tables import peer_rows, print_table, records_table
     from peer.network.admission import read_peers
-    from peer.process import run_command, told
+    from peer.process import exit_code_of, run_command
     from peer.store.home import operators_folder, operators_ticket
     from protocol.run.run_files import DESCRIPTOR, parse_descriptor
 
@@ -153,11 +153,11 @@ def peers(directory: NodeFolderOption = None, json: RowsOption = False) -> None:
 
         async def read(stop: asyncio.Event) -> None:
             here = [peer for peer in await read_peers(ticket, descriptor) if not peer.gone]
-            show(shown, peer_rows(here), peers_table(here))
+            print_table(shown, peer_rows(here), records_table(here))
 
         return run_command(read, shown)
 
-    sys.exit(told(shown.emit, work))
+    sys.exit(exit_code_of(shown.emit, work))
 
 
 @admin.command(epilog="Examples:\n\n  hetpeer admin log\n\n  hetpeer admin log --last 500 --json")
@@ -168,13 +168,13 @@ def log(
 ) -> None:
     """Show who was admitted, renewed, refused, invited and revoked, and what peers told of each other."""
     from bootstrap.admission import audit_log
-    from peer.cli.tables import log_line, log_rows, show
+    from peer.cli.tables import log_line, log_rows, print_table
 
     shown = terminal(json)
 
     def work(folder: Path) -> None:
         entries = audit_log.last(folder, last)
-        show(shown, log_rows(entries), "\n".join(map(log_line, entries)))
+        print_table(shown, log_rows(entries), "\n".join(map(log_line, entries)))
 
     sys.exit(_in_folder(directory, shown, work))
 
@@ -198,31 +198,31 @@ def revoke(
     json: JsonOption = False,
 ) -> None:
     """Shut a peer out, and take its contributions out of the model, from a round on, everywhere."""
-    from peer.process import run_command, told
+    from peer.process import exit_code_of, run_command
     from peer.store.home import operators_folder, operators_ticket
-    from protocol.trust.ticket import find
+    from protocol.trust.ticket import find_ticket
 
     shown = terminal(json)
 
     def work() -> int:
         folder = operators_folder(directory)
-        found = find(ticket, folder) if ticket else operators_ticket(folder)
+        found = find_ticket(ticket, folder) if ticket else operators_ticket(folder)
         operator = Operator.of(folder, found.run_id)
         return run_command(lambda stop: spread(peer, from_round, operator, found, shown), shown)
 
-    sys.exit(told(shown.emit, work))
+    sys.exit(exit_code_of(shown.emit, work))
 
 
 def _in_folder(directory: Path | None, terminal: "Terminal", work: Callable[[Path], None]) -> int:
     """Do `work` in the node's folder; the exit code."""
-    from peer.process import told
+    from peer.process import exit_code_of
     from peer.store.home import operators_folder
 
     def command() -> int:
         work(operators_folder(directory))
         return 0
 
-    return told(terminal.emit, command)
+    return exit_code_of(terminal.emit, command)
 
 
 # Revoking: with the key in the folder of the operator's node
@@ -261,9 +261,9 @@ class Operator:
     def sign(self, revocation: "Revocation") -> bytes:
         """The revocation, signed by the operator."""
         from protocol.trust.membership_card import Authority
-        from protocol.trust.proofs import revoke
+        from protocol.trust.proofs import sign_revocation
 
-        return revoke(self.identity, Authority(self.descriptor.run_id, self.descriptor.operator), revocation)
+        return sign_revocation(self.identity, Authority(self.descriptor.run_id, self.descriptor.operator), revocation)
 
     @property
     def window(self) -> "Window":

@@ -167,7 +167,7 @@ def serve_run(options: BootstrapOptions, terminal: "Terminal") -> int:
     import asyncio
 
     from bootstrap.admission import operator_lists
-    from bootstrap.dashboard.server import serve_dashboard, taken
+    from bootstrap.dashboard.server import listen_for_dashboard, serve_dashboard
     from bootstrap.genesis import create_run
     from bootstrap.monitor.metrics import render
     from bootstrap.monitor.watch import Monitor
@@ -175,7 +175,7 @@ def serve_run(options: BootstrapOptions, terminal: "Terminal") -> int:
     from peer.cli.admin import Operator
     from peer.cli.observer import hold_beside, keep_model, observe_beside, why_not_held
     from peer.cli.plan import dry_run
-    from peer.process import run_command, told
+    from peer.process import exit_code_of, run_command
     from peer.store.home import home, locked, remember
     from peer.store.membership import mirrors_of
     from peer.telemetry.events import Progress, Serving, Warned
@@ -200,7 +200,11 @@ def serve_run(options: BootstrapOptions, terminal: "Terminal") -> int:
             if options.dry_run:
                 return dry_run(manifest, terminal)
             name = f"bootstrap-{manifest.run.name}"
-        page = taken(options.dashboard, next(iter(where.announced), None)) if options.dashboard else nullcontext()
+        page = (
+            listen_for_dashboard(options.dashboard, next(iter(where.announced), None))
+            if options.dashboard
+            else nullcontext()
+        )
         with locked(options.directory or home() / name) as folder, page as dashboard:
             if ticket is None:
                 descriptor = create_run(
@@ -269,7 +273,7 @@ def serve_run(options: BootstrapOptions, terminal: "Terminal") -> int:
 
             return run_command(work, terminal)
 
-    return told(terminal.emit, serve)
+    return exit_code_of(terminal.emit, serve)
 
 
 async def tell_state(monitor: "Monitor", emit: "Listener", up: "asyncio.Future[Ticket]", stop: "asyncio.Event") -> None:
@@ -316,7 +320,7 @@ def _close(options: BootstrapOptions, folder: Path) -> bytes:
     operator_lists.set_closed(folder, options.closed)
     if not options.closed:
         return b""
-    return operator_lists.invite(folder, FIRST_USES, FIRST_SECONDS, unix_time())
+    return operator_lists.add_invitation(folder, FIRST_USES, FIRST_SECONDS, unix_time())
 
 
 def _mirrors(options: BootstrapOptions) -> tuple[str, ...]:
@@ -344,13 +348,13 @@ async def _become_gateway(
     from peer.telemetry.events import Progress
     from protocol.clock import unix_time
     from protocol.files import write_atomically
-    from protocol.run.prepared import link, require_same
+    from protocol.run.prepared import note_prepared_text, require_same
     from protocol.run.run_files import DESCRIPTOR
     from protocol.trust.keys import load_or_create
 
     identity = load_or_create(folder)
     try:
-        descriptor = await admission.describe(ticket)
+        descriptor = await admission.fetch_descriptor(ticket)
         place = await admission.register(ticket, descriptor, identity, "gateway", None)
     except UnreachableError as error:
         credentials = kept_credentials(folder, ticket, identity)
@@ -368,7 +372,7 @@ async def _become_gateway(
     write_membership(folder, place.signed_card, place.credentials, place.mirrors, place.node)
     if data is not None:
         require_same(descriptor, data)
-        link(folder, data)
+        note_prepared_text(folder, data)
     if place.closed:
         operator_lists.set_closed(folder, True)
     operator_lists.require_trials(folder, place.trials)
@@ -384,10 +388,10 @@ def is_muon_alone(manifest: "Manifest") -> bool:
 
 def _listen_address(options: BootstrapOptions) -> "Listen":
     from bootstrap.node import Listen
-    from protocol.addresses import WILDCARDS, read_host, split
+    from protocol.addresses import WILDCARDS, read_host, split_address
 
     try:
-        host, port = split(options.listen)
+        host, port = split_address(options.listen)
         named = [read_host(text) for text in options.announce or ()]
     except FormatError as error:
         raise UserError(f"--listen takes HOST:PORT, and --announce HOST: {error}") from None

@@ -65,9 +65,9 @@ def show_credit(options: CreditOptions, terminal: "Terminal") -> int:
     """Check the receipts, show what they come to, and write those that hold; the exit code."""
     import json
 
-    from peer.process import told
+    from peer.process import exit_code_of
     from protocol.files import write_atomically
-    from protocol.trust.receipts import standing, to_line
+    from protocol.trust.receipts import receipt_to_line, standing
 
     def work() -> int:
         given = tuple(options.verify or ())
@@ -75,14 +75,14 @@ def show_credit(options: CreditOptions, terminal: "Terminal") -> int:
         checked = check_receipts(folder, given)
         if options.out is not None:
             kept = standing(checked.receipts)
-            write_atomically(options.out, b"".join(to_line(checked.receipts[each]) for each in kept))
+            write_atomically(options.out, b"".join(receipt_to_line(checked.receipts[each]) for each in kept))
         if terminal.json:
             print(json.dumps(to_json(checked)), flush=True)
         else:
-            draw(checked)
+            print_credit(checked)
         return FormatError.exit_code if checked.refused else 0
 
-    return told(terminal.emit, work)
+    return exit_code_of(terminal.emit, work)
 
 
 def _only_folder() -> Path:
@@ -155,7 +155,7 @@ def check_receipts(folder: Path, given: tuple[Path, ...] = ()) -> Checked:
     from peer.store.receipt_file import RECEIPTS, files, lines
     from protocol.run.run_files import read_kept
     from protocol.trust.keys import load_or_create
-    from protocol.trust.receipts import from_line
+    from protocol.trust.receipts import receipt_from_line
 
     descriptor = read_kept(folder)
     if not given and not (folder / KEY_FILE).is_file():
@@ -167,7 +167,7 @@ def check_receipts(folder: Path, given: tuple[Path, ...] = ()) -> Checked:
     every = ((path, number, line) for path in paths for number, line in enumerate(lines(path, bool(given)), 1))
     for path, number, line in every:
         try:
-            data = from_line(line)
+            data = receipt_from_line(line)
             receipt = verifier.check(data)
         except FormatError as error:
             refused.append(Refusal(path.name, number, str(error)))
@@ -201,7 +201,7 @@ def _verifier(descriptor: "Descriptor", folder: Path, receiver: "PeerId | None")
 # Showing
 
 
-def why(credit: "RoundCredit", checked: Checked) -> str:
+def credit_phrase(credit: "RoundCredit", checked: Checked) -> str:
     """A phrase that says whether a round's contribution counted, and if not, why, as far as receipts tell."""
     from protocol.outer.window import Window
 
@@ -229,7 +229,7 @@ def to_json(checked: Checked) -> dict[str, Any]:
             "counted": each.counts,
             "counted_by": list(each.counted_by),
             "steps": each.steps,
-            "why": why(each, checked),
+            "why": credit_phrase(each, checked),
         }
         for each in checked.rounds
     ]
@@ -246,7 +246,7 @@ def to_json(checked: Checked) -> dict[str, Any]:
     }
 
 
-def draw(checked: Checked) -> None:
+def print_credit(checked: Checked) -> None:
     """Print for a person what each round's receipts show, and the lines that do not hold."""
     from rich.console import Console
     from rich.table import Table
@@ -261,7 +261,7 @@ def draw(checked: Checked) -> None:
         table.add_column("contribution", overflow="fold")
         for each in rounds:
             cells = str(each.round), f"{each.tokens:,}", str(each.microbatches)
-            table.add_row(*cells, _names(each.neighbours), Text(why(each, checked)))
+            table.add_row(*cells, _names(each.neighbours), Text(credit_phrase(each, checked)))
         console.print(table)
         total, both = (sum(counts) for counts in zip(*((e.tokens, e.tokens_of_both) for e in rounds), strict=True))
         counted = sum(each.counts for each in rounds)

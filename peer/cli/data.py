@@ -68,7 +68,7 @@ def prepare(
 ) -> None:
     """Tokenize and shuffle text into a folder of shards that a run trains on, and mirrors serve."""
     from bootstrap.data.prepare import PrepareRequest, prepare_text
-    from peer.process import told
+    from peer.process import exit_code_of
     from peer.telemetry.events import Progress
     from protocol.run.prepared import open_folder
 
@@ -91,7 +91,7 @@ def prepare(
             _show(open_folder(out), shown)
         return 0
 
-    sys.exit(told(shown.emit, work))
+    sys.exit(exit_code_of(shown.emit, work))
 
 
 @data_commands.command(epilog="Examples:\n\n  hetpeer data show ~/prepared\n\n  hetpeer data show ~/prepared --json")
@@ -99,7 +99,7 @@ def show(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A prepared folder.")], json: RowsOption = False
 ) -> None:
     """Tell what a prepared folder holds."""
-    from peer.process import told
+    from peer.process import exit_code_of
     from protocol.run.prepared import open_folder
 
     shown = terminal(json)
@@ -109,7 +109,7 @@ def show(
             _show(open_folder(folder), shown)
         return 0
 
-    sys.exit(told(shown.emit, work))
+    sys.exit(exit_code_of(shown.emit, work))
 
 
 @data_commands.command(
@@ -124,7 +124,7 @@ def verify(
     json: RowsOption = False,
 ) -> None:
     """Check every hash and every token of a prepared folder, or that a mirror serves it as peers will ask for it."""
-    from peer.process import run_command, told
+    from peer.process import exit_code_of, run_command
     from protocol.run.dataset import checked_mirror
 
     shown = terminal(json)
@@ -143,7 +143,7 @@ def verify(
             raise UserError(str(error)) from None
         return run_command(lambda stop: first_of(_verify_mirror(url, blocks, shown), stop.wait()), shown)
 
-    sys.exit(told(shown.emit, work))
+    sys.exit(exit_code_of(shown.emit, work))
 
 
 @contextmanager
@@ -156,7 +156,7 @@ def _ours() -> Iterator[None]:
 
 
 def _show(dataset: "Dataset", terminal: "Terminal") -> None:
-    from peer.cli.tables import show as tell
+    from peer.cli.tables import print_table as tell
 
     tell(terminal, _rows(dataset), _drawn(dataset))
 
@@ -197,7 +197,7 @@ def _drawn(dataset: "Dataset") -> "RenderableType":
 
 
 def _tell_good(place: str, checked: int, blocks: int, terminal: "Terminal") -> None:
-    from peer.cli.tables import show as tell
+    from peer.cli.tables import print_table as tell
 
     words = f"{place}: {'all' if checked == blocks else f'{checked} of'} {blocks} blocks are as they were prepared"
     tell(terminal, [{"place": place, "blocks": blocks, "checked": checked}], words)

@@ -77,19 +77,19 @@ def doctor(options: DoctorOptions) -> None:
 
 def examine(options: DoctorOptions, terminal: "Terminal") -> int:
     """Check everything, show what was found; the exit code: 0 if this machine can join."""
-    from peer.cli.tables import show
+    from peer.cli.tables import print_table
     from peer.compute.capacity import cores, find_device
     from peer.diagnosis import machine
     from peer.diagnosis.finding import gravest
     from peer.network.reach.reach import Wish
-    from peer.process import run_command, told
+    from peer.process import exit_code_of, run_command
     from peer.store.home import home, peer_folder
 
     def work() -> int:
         ticket = None if options.preset else _ticket(options)
         device, threads = find_device(options.device), options.threads or cores()
         folder = options.directory or (peer_folder(ticket, "volunteer") if ticket else home())
-        findings = machine.examine(device, threads, folder)
+        findings = machine.examine_machine(device, threads, folder)
         around = None
         if ticket is not None:
             looked: list[Around] = []
@@ -115,10 +115,10 @@ def examine(options: DoctorOptions, terminal: "Terminal") -> int:
                 limit=options.seconds,
                 terminal=terminal,
             )
-        show(terminal, map(asdict, findings), drawn(findings, manifest))
+        print_table(terminal, map(asdict, findings), findings_table(findings, manifest))
         return NOT_TO_JOIN if gravest([each.outcome for each in findings]) == "failure" else 0
 
-    return told(terminal.emit, work)
+    return exit_code_of(terminal.emit, work)
 
 
 def _ticket(options: DoctorOptions) -> "Ticket | None":
@@ -127,7 +127,7 @@ def _ticket(options: DoctorOptions) -> "Ticket | None":
     from protocol.trust import ticket as tickets
 
     try:
-        return tickets.find(options.ticket, *filter(None, (options.directory, home())))
+        return tickets.find_ticket(options.ticket, *filter(None, (options.directory, home())))
     except TicketError:
         if options.ticket is not None:
             raise
@@ -187,14 +187,14 @@ async def look_around(ticket: "Ticket", wish: "Wish", terminal: "Terminal") -> A
 
     terminal.emit(Progress(f"measuring the way to {', '.join(map(printable, ticket.doors))}"))
     ways = await measure_doors(ticket)
-    if not any(map(network.answers, ways)):
+    if not any(map(network.node_answers, ways)):
         return Around(ways, None)
-    descriptor = await admission.describe(ticket)
+    descriptor = await admission.fetch_descriptor(ticket)
     terminal.emit(Progress("asking to be dialled"))
     with tempfile.TemporaryDirectory(prefix="hetpeer-doctor-") as temporary:
         identity = load_or_create(Path(temporary))
         try:
-            found = await reach.find(wish, ticket, identity, Path(temporary))
+            found = await reach.find_reach(wish, ticket, identity, Path(temporary))
         except HetpeerError as error:
             host = admission.address_towards(ticket.operator)
             found = Reach(host, 0, (host, None), doubt=str(error))
@@ -223,7 +223,7 @@ def of_network(around: Around) -> list["Finding"]:
     if around.unknown:
         findings.append(network.hidden(around.unknown))
     elif around.descriptor is not None:
-        findings.append(network.peers(around.shaken, len(around.peers)))
+        findings.append(network.peers_finding(around.shaken, len(around.peers)))
     return findings
 
 
@@ -238,7 +238,7 @@ def of_stages(
     terminal: "Terminal",
 ) -> list["Finding"]:
     """The findings about each stage, and a group of them, on this machine. `limit`: seconds of computing a kind."""
-    from peer.compute.capacity import free_bytes
+    from peer.compute.capacity import free_memory
     from peer.compute.fitting import best_way, where_computed
     from peer.diagnosis import machine, network, speed, verdict
     from peer.diagnosis.verdict import Room
@@ -252,7 +252,7 @@ def of_stages(
     for stage in stages:
         way, lacking = best_way(manifest, Duty("volunteer", stage), device)
         needed = where_computed(memory_of(manifest, way), device)
-        rooms.append(Room(needed, free_bytes(device), way.recompute, lacking.words if lacking is not None else ""))
+        rooms.append(Room(needed, free_memory(device), way.recompute, lacking.words if lacking is not None else ""))
 
     def tell(stage: int) -> None:
         terminal.emit(Progress(f"computing stage {stage}, for {limit:.0f} s or so"))
@@ -271,7 +271,7 @@ def of_stages(
     return findings if group is None else [*findings, group]
 
 
-def drawn(findings: Sequence["Finding"], manifest: "Manifest | None") -> "RenderableType":
+def findings_table(findings: Sequence["Finding"], manifest: "Manifest | None") -> "RenderableType":
     """The findings for a person: a line for the run, a row for each check, and below it what to do."""
     from rich.console import Group
     from rich.table import Table

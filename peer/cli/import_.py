@@ -34,7 +34,7 @@ def import_(
     """Check that a run can begin from a checkpoint, and write a manifest for it."""
     import tomllib
 
-    from peer.process import told
+    from peer.process import exit_code_of
     from peer.telemetry.events import Progress
     from protocol import manifest as manifests
     from protocol.files import write_atomically
@@ -56,7 +56,7 @@ def import_(
         _tell(found, has_basis, out, shown)
         return 0
 
-    sys.exit(told(shown.emit, work))
+    sys.exit(exit_code_of(shown.emit, work))
 
 
 def _check_values(checkpoint: "ModelFolder", terminal: "Terminal") -> None:
@@ -120,7 +120,7 @@ def _tell(checkpoint: "ModelFolder", has_basis: bool, out: Path, terminal: "Term
     """Show what was found, and what comes next."""
     from rich.table import Table
 
-    from peer.cli.tables import show
+    from peer.cli.tables import print_table
     from protocol.layout import elements
     from protocol.wording import millions
 
@@ -145,4 +145,4 @@ def _tell(checkpoint: "ModelFolder", has_basis: bool, out: Path, terminal: "Term
         table.add_row("embeddings", "tied here; in a run the head is a matrix of its own, which begins as a copy")
     table.add_row("manifest", f"{out}: read it, and set replicas, rounds and learning rate")
     table.add_row("then", f"hetpeer bootstrap {out} --weights {checkpoint.folder}")
-    show(terminal, [row], table)
+    print_table(terminal, [row], table)

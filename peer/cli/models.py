@@ -81,7 +81,7 @@ def export_model(options: ExportOptions, terminal: "Terminal") -> int:
 
     from peer.compute.capacity import cores
     from peer.export.written import require_room
-    from peer.process import told
+    from peer.process import exit_code_of
 
     def work() -> int:
         torch.set_num_threads(options.threads or cores())
@@ -95,7 +95,7 @@ def export_model(options: ExportOptions, terminal: "Terminal") -> int:
             raise UserError(f"{missing[:80]} is no folder: give one ticket, or folders of peers of one run")
         return _export_live(options, out, terminal)
 
-    return told(terminal.emit, work)
+    return exit_code_of(terminal.emit, work)
 
 
 def _export_live(options: ExportOptions, out: Path, terminal: "Terminal") -> int:
@@ -104,12 +104,12 @@ def _export_live(options: ExportOptions, out: Path, terminal: "Terminal") -> int
     from peer.export.collected import bring_up_to_date
     from peer.process import run_command
     from peer.store.home import locked, peer_folder
-    from protocol.trust.ticket import TICKET_PREFIX, find
+    from protocol.trust.ticket import TICKET_PREFIX, find_ticket
 
     (source,) = options.source
     if not source.startswith(TICKET_PREFIX) and not os.path.isfile(source):
         raise UserError(f"{source[:80]} is neither a ticket nor a folder of a peer")
-    ticket = find(source, Path())
+    ticket = find_ticket(source, Path())
     with locked(peer_folder(ticket, "export")) as folder:
         held_out: Batch | None = None
 
@@ -125,7 +125,7 @@ def _export(
     options: ExportOptions, folders: list[Path], out: Path, terminal: "Terminal", held_out: "Batch | None" = None
 ) -> int:
     """Export from folders. `held_out`: the batch to evaluate on; None: it is in the folders."""
-    from peer.cli.tables import show
+    from peer.cli.tables import print_table
     from peer.export.collected import collect
     from peer.export.written import write_export
 
@@ -133,7 +133,7 @@ def _export(
     losses = _losses(collected, held_out, terminal) if options.evaluate else None
     written = write_export(collected, out, losses, terminal.emit)
     row, table = _row(collected, losses, written), _table(collected, losses, written)
-    show(terminal, [row], table)
+    print_table(terminal, [row], table)
     return 0
 
 
@@ -251,8 +251,8 @@ def sample(options: SampleOptions) -> None:
 
     from peer.compute.capacity import cores
     from peer.model.language_model import Sampling, generate
-    from peer.process import told
-    from protocol.run.hugging_face import encode
+    from peer.process import exit_code_of
+    from protocol.run.hugging_face import encode_text
 
     shown = terminal(options.json)
 
@@ -261,7 +261,7 @@ def sample(options: SampleOptions) -> None:
         torch.set_num_threads(options.threads or cores())
         with Console(stderr=True).status("loading the model"):
             model, tokenizer = _load(options)
-        prompt = encode(tokenizer, options.prompt) or [model.sizes.end_of_text]
+        prompt = encode_text(tokenizer, options.prompt) or [model.sizes.end_of_text]
         if len(prompt) >= model.sizes.context:
             raise UserError(f"the prompt has {len(prompt)} tokens, and the model reads {model.sizes.context} at most")
         seed = random.getrandbits(32) if options.seed is None else options.seed
@@ -281,7 +281,7 @@ def sample(options: SampleOptions) -> None:
             print(json.dumps(found), flush=True)
         return 0
 
-    sys.exit(told(shown.emit, work))
+    sys.exit(exit_code_of(shown.emit, work))
 
 
 def _text(tokenizer: "Tokenizer", prompt: list[int], written: list[int]) -> str:

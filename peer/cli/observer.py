@@ -53,7 +53,7 @@ Acquit = Callable[[Tried], Awaitable[None]]
 """Lets what a peer on trial contributes count. Raises HetpeerError where that cannot be done now."""
 
 
-async def observe(
+async def keep_observer(
     ticket: Ticket,
     folder: Path,
     terminal: Terminal,
@@ -159,7 +159,7 @@ async def observe_beside(
 
     if attests:
         await asyncio.to_thread(name_attester, node)
-    await observe(
+    await keep_observer(
         _invited(folder, ticket),
         folder / OBSERVER_FOLDER,
         terminal,
@@ -175,7 +175,7 @@ def _invited(folder: Path, ticket: Ticket) -> Ticket:
     """The ticket by which this node's observer comes in, for the next hour."""
     if not operator_lists.is_closed(folder):
         return ticket
-    return replace(ticket, token=operator_lists.invite(folder, 1, OWN_SECONDS, unix_time()))
+    return replace(ticket, token=operator_lists.add_invitation(folder, 1, OWN_SECONDS, unix_time()))
 
 
 def name_attester(node: Operator) -> None:
@@ -228,7 +228,9 @@ async def hold_beside(
     Raises:
         LostMemberError: it died.
     """
-    await observe(_invited(node.folder, ticket), node.folder / OBSERVER_FOLDER, terminal, stop, holds=True, held=held)
+    await keep_observer(
+        _invited(node.folder, ticket), node.folder / OBSERVER_FOLDER, terminal, stop, holds=True, held=held
+    )
 
 
 def why_not_held(descriptor: Descriptor, folder: Path) -> str:

@@ -71,17 +71,17 @@ def plan(options: PlanOptions) -> None:
 
 def show_plan(options: PlanOptions, terminal: "Terminal") -> int:
     """Show the plan of a run, or draw the paper's figures; the exit code."""
-    from peer.cli.tables import show
+    from peer.cli.tables import print_table
     from peer.planning.model import COMPRESSIONS_TRIED, HEADERS_SHARE, Volunteer, round_of, work_of
-    from peer.process import told
+    from peer.process import exit_code_of
     from peer.telemetry.events import Progress
     from protocol import manifest as manifests
 
     def work() -> int:
         if options.figure2 is not None:
-            from peer.planning.paper_figures import draw, read_measured
+            from peer.planning.paper_figures import draw_figures, read_measured
 
-            draw(options.figure2, read_measured(options.measured) if options.measured else ())
+            draw_figures(options.figure2, read_measured(options.measured) if options.measured else ())
             terminal.emit(Progress(f"wrote {options.figure2}"))
             return 0
         if min(options.up, options.down, options.teraflops) <= 0 or options.latency < 0:
@@ -104,10 +104,10 @@ def show_plan(options: PlanOptions, terminal: "Terminal") -> int:
             | {"stages": [asdict(stage) for stage in stages]}
             for compression, each in planned.items()
         ]
-        show(terminal, rows, drawn(manifest, on, planned, overlap, stages))
+        print_table(terminal, rows, plan_tables(manifest, on, planned, overlap, stages))
         return 0
 
-    return told(terminal.emit, work)
+    return exit_code_of(terminal.emit, work)
 
 
 def compression_of(manifest: "Manifest", on: "Volunteer") -> int:
@@ -149,7 +149,7 @@ def stages_of(manifest: "Manifest") -> list[StageShare]:
     ]
 
 
-def drawn(
+def plan_tables(
     manifest: "Manifest",
     on: "Volunteer",
     planned: dict[int, "RoundEstimate"],
@@ -200,10 +200,10 @@ def drawn(
             f"{each.used:.1%}",
             each.limit,
         )
-    return Group(*map(Text, lines), "", cut, "", table, "", Text(verdict(manifest, on, planned[own], overlap)))
+    return Group(*map(Text, lines), "", cut, "", table, "", Text(advice(manifest, on, planned[own], overlap)))
 
 
-def verdict(manifest: "Manifest", on: "Volunteer", here: "RoundEstimate", overlap: bool) -> str:
+def advice(manifest: "Manifest", on: "Volunteer", here: "RoundEstimate", overlap: bool) -> str:
     """Advice for the run's operator, in a sentence or two."""
     from peer.planning.model import COMPRESSIONS_TRIED, best_compression, best_overlap, work_of
     from protocol.wording import size
@@ -270,10 +270,10 @@ def seats(manifest: "Manifest") -> list[Participant]:
 
 def dry_run(manifest: "Manifest", terminal: "Terminal") -> int:
     """Show what a run would ask of those who join it; the exit code."""
-    from peer.cli.tables import show
+    from peer.cli.tables import print_table
 
     found = seats(manifest)
-    show(terminal, map(asdict, found), _drawn(manifest, found))
+    print_table(terminal, map(asdict, found), _drawn(manifest, found))
     return 0
 
 

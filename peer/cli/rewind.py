@@ -38,15 +38,15 @@ def rewind(
     json: JsonOption = False,
 ) -> None:
     """Let a run go on from an older state of a stage, when nobody can bring back the newest one."""
-    from peer.process import run_command, told
+    from peer.process import exit_code_of, run_command
     from peer.store.home import operators_folder, operators_ticket
-    from protocol.trust.ticket import find
+    from protocol.trust.ticket import find_ticket
 
     shown = terminal(json)
 
     def work() -> int:
         folder = operators_folder(directory)
-        run = find(ticket, folder) if ticket else operators_ticket(folder)
+        run = find_ticket(ticket, folder) if ticket else operators_ticket(folder)
         operator = Operator.of(folder, run.run_id)
 
         async def act(stop: "asyncio.Event") -> None:
@@ -54,7 +54,7 @@ def rewind(
 
         return run_command(act, shown)
 
-    sys.exit(told(shown.emit, work))
+    sys.exit(exit_code_of(shown.emit, work))
 
 
 async def decide(to_round: int | None, operator: Operator, ticket: "Ticket", terminal: "Terminal") -> None:

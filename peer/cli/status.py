@@ -52,17 +52,17 @@ def status(
     ] = False,
 ) -> None:
     """Show how a run goes: who is there and what each does, the rounds with their loss, and what happened last."""
-    from peer.process import run_command, told
+    from peer.process import exit_code_of, run_command
     from peer.store.home import home
-    from protocol.trust.ticket import find
+    from protocol.trust.ticket import find_ticket
 
     shown = terminal(json)
 
     def work() -> int:
-        found = find(ticket, home())
+        found = find_ticket(ticket, home())
         return run_command(lambda stop: _show(found, watch, shown, stop), shown)
 
-    sys.exit(told(shown.emit, work))
+    sys.exit(exit_code_of(shown.emit, work))
 
 
 async def _show(ticket: "Ticket", watch: bool, terminal: "Terminal", stop: "asyncio.Event") -> None:
@@ -75,14 +75,14 @@ async def _show(ticket: "Ticket", watch: bool, terminal: "Terminal", stop: "asyn
         if terminal.json:
             print(view.model_dump_json(), flush=True)
         else:
-            _console().print(drawn(view))
+            _console().print(run_tables(view))
     elif terminal.json:
         async for view, _ in _views(ticket, stop):
             print(view.model_dump_json(), flush=True)
     else:
         with Live(console=_console(), auto_refresh=False) as live:
             async for view, trouble in _views(ticket, stop):
-                live.update(drawn(view, trouble), refresh=True)
+                live.update(run_tables(view, trouble), refresh=True)
 
 
 def _console() -> "Console":
@@ -119,7 +119,7 @@ async def _views(ticket: "Ticket", stop: "asyncio.Event") -> AsyncIterator[tuple
 # The run for a person
 
 
-def drawn(view: "View", trouble: str = "") -> "RenderableType":
+def run_tables(view: "View", trouble: str = "") -> "RenderableType":
     """The run for a person. `trouble`: why it may be another by now."""
     from rich.console import Group
     from rich.text import Text

@@ -17,7 +17,7 @@ from protocol.wording import moment, printable
 TableRow = dict[str, Any]
 
 
-def show(terminal: Terminal, rows: Iterable[TableRow], drawn: RenderableType) -> None:
+def print_table(terminal: Terminal, rows: Iterable[TableRow], drawn: RenderableType) -> None:
     """Rows as JSON, one a line; or what a person sees of them, a text as it is and not wrapped."""
     if terminal.json:
         drawn = "\n".join(map(json.dumps, rows))
@@ -33,7 +33,7 @@ def peer_rows(peers: Sequence[PeerRecord]) -> list[TableRow]:
     return [{name: getattr(peer, name) for name in names} for peer in peers]
 
 
-def peers_table(peers: Sequence[PeerRecord]) -> Table:
+def records_table(peers: Sequence[PeerRecord]) -> Table:
     """Peers by the end of their ids, which is enough for `hetpeer admin revoke`."""
     names = ("peer", "role", "stage", "slot", "replica", "round", "contributed", "address")
     table = empty_table(*names)

@@ -99,7 +99,7 @@ def testnet(
     memory: MemoryOption = "auto",
 ) -> None:
     """Watch a whole swarm train on this machine: real processes, loopback, live table, verdict."""
-    from peer.process import run_command, told
+    from peer.process import exit_code_of, run_command
     from peer.telemetry.run_report import COMPLETED, Report
     from peer.telemetry.terminal import TestnetScreen
     from peer.testnet.chaos import check_chaos, parse_chaos
@@ -140,4 +140,4 @@ def testnet(
         code = run_command(lambda stop: run_swarm(options, faults, TestnetScreen(report), stop), shown)
         return code or int(report.verdict() != COMPLETED)
 
-    sys.exit(told(shown.emit, work))
+    sys.exit(exit_code_of(shown.emit, work))

@@ -56,8 +56,8 @@ def why(
 
 def explain(what: str, where: str | None, terminal: "Terminal") -> int:
     """Show the log lines of a round or a peer, and what came of it; the exit code."""
-    from peer.cli.tables import show
-    from peer.process import told
+    from peer.cli.tables import print_table
+    from peer.process import exit_code_of
     from peer.telemetry.events import Joined
     from peer.telemetry.journal import read_journal
     from protocol.wording import moment, printable
@@ -68,7 +68,7 @@ def explain(what: str, where: str | None, terminal: "Terminal") -> int:
         happened = happenings(folder, noted)
         if re.fullmatch(ROUND, what):
             found = [each for each in happened if each.round == int(what)]
-            result = verdict(int(what), [each.event for each in noted])
+            result = round_verdict(int(what), [each.event for each in noted])
         elif re.fullmatch(PEER, what):
             own = any(isinstance(each.event, Joined) and each.event.peer_id.endswith(what) for each in noted)
             found = [each for each in happened if own or each.names(what)]
@@ -79,10 +79,10 @@ def explain(what: str, where: str | None, terminal: "Terminal") -> int:
         lines = [] if where is not None and Path(where).expanduser() == folder else [f"The log in {folder}:"]
         lines += [f"{moment(each.at)}  {printable(each.words)}" for each in found]
         lines += [printable(f"→ {result}.")] if result else []
-        show(terminal, (each.row | {"words": each.words} for each in found), "\n".join(lines))
+        print_table(terminal, (each.row | {"words": each.words} for each in found), "\n".join(lines))
         return 0
 
-    return told(terminal.emit, work)
+    return exit_code_of(terminal.emit, work)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,22 +106,22 @@ def folder_of(where: str | None) -> Path:
         ResourceError: there is none.
         TicketError: it is neither a folder nor a ticket.
     """
-    from bootstrap.admission.audit_log import kept_in
+    from bootstrap.admission.audit_log import audit_log_files
     from peer.store.home import home, peer_folders
     from peer.telemetry.journal import EVENTS_FILE
     from protocol.files import old_log
-    from protocol.trust.ticket import find
+    from protocol.trust.ticket import find_ticket
 
     def written(folder: Path) -> float:
         """The time at which the folder's logs were written last, in Unix seconds; 0: it has none."""
         events = daemon_in(folder) / EVENTS_FILE
-        logs = [each for each in (*kept_in(folder), events, old_log(events)) if each.exists()]
+        logs = [each for each in (*audit_log_files(folder), events, old_log(events)) if each.exists()]
         return max((each.stat().st_mtime for each in logs), default=0.0)
 
     if where is not None and os.path.isdir(os.path.expanduser(where)):  # Path refuses what is as long as a ticket
         folders = [Path(where).expanduser()]
     else:
-        run = find(where, Path()).run_id if where is not None else None
+        run = find_ticket(where, Path()).run_id if where is not None else None
         folders = [*peer_folders(run), *(home().glob("bootstrap-*") if run is None else ())]
     if not any(map(written, folders)):
         named = f"in {where}" if where is not None else f"under {home()}"
@@ -131,10 +131,10 @@ def folder_of(where: str | None) -> Path:
 
 def daemon_in(folder: Path) -> Path:
     """The folder of the daemon whose events count: this one, or that of the observer beside an operator's node."""
-    from bootstrap.admission.audit_log import kept_in
+    from bootstrap.admission.audit_log import audit_log_files
     from peer.telemetry.journal import EVENTS_FILE
 
-    return folder / "observer" if kept_in(folder) and not (folder / EVENTS_FILE).exists() else folder
+    return folder / "observer" if audit_log_files(folder) and not (folder / EVENTS_FILE).exists() else folder
 
 
 def happenings(folder: Path, noted: Iterable["JournalEntry"]) -> list[LogLine]:
@@ -142,7 +142,7 @@ def happenings(folder: Path, noted: Iterable["JournalEntry"]) -> list[LogLine]:
 
     An event is of the round that it names, or else of the one that this peer worked on; an operator's entry is of none.
     """
-    from bootstrap.admission.audit_log import kept_in, last
+    from bootstrap.admission.audit_log import audit_log_files, last
     from peer.cli.tables import log_line, log_rows
     from peer.telemetry.decisions import Adopted, CaughtUp, Resynchronised
     from peer.telemetry.events import Resumed
@@ -152,7 +152,7 @@ def happenings(folder: Path, noted: Iterable["JournalEntry"]) -> list[LogLine]:
         past = isinstance(each.event, Resumed | Adopted | CaughtUp | Resynchronised)  # the round named is over
         round = each.in_round if past else int(getattr(each.event, "round", 0)) or each.in_round
         lines.append(LogLine(each.at, round, _words(each.event), each.row()))
-    entries = last(folder, ENTRIES_READ) if kept_in(folder) else []
+    entries = last(folder, ENTRIES_READ) if audit_log_files(folder) else []
     for entry, row in zip(entries, log_rows(entries), strict=True):
         lines.append(LogLine(entry.at, 0, log_line(entry).split(" ", 2)[2], row))  # without day and time
     return sorted(lines, key=lambda each: each.at)
@@ -171,7 +171,7 @@ def _words(event: "Event") -> str:
     return event.words or event.name
 
 
-def verdict(round: int, events: Sequence["Event"]) -> str:
+def round_verdict(round: int, events: Sequence["Event"]) -> str:
     """A sentence on what this peer's work in a round came to; empty: it is not known."""
     from peer.telemetry.decisions import Counted, NotCounted
     from peer.telemetry.events import Contributed

@@ -11,9 +11,9 @@ from torch import Tensor
 from peer.compute.trainer import StageTrainer
 from peer.model.number_format import from_bytes, number_format, to_bytes
 from peer.model.subspace import Formats
-from peer.optim.kernels import decay_and_add
+from peer.optim.kernels import decay_and_add_kernel
 from peer.optim.outer import OuterState
-from protocol.codec.compiled import kept_in
+from protocol.codec.compiled import compiled_folder
 from protocol.codec.contribution import decode
 from protocol.codec.frames import FrameRules
 from protocol.identity import EMBEDDING, PeerId, RunId
@@ -48,7 +48,7 @@ def tokens_per_second(trainer: StageTrainer) -> float:
     return manifest.inner.microbatch * manifest.model.context / min(tried)
 
 
-def told(speed: float) -> float:
+def rounded_speed(speed: float) -> float:
     """A speed as a peer's record has it: two digits, and a number of the record's."""
     return min(float(f"{speed:.2g}"), MOST_TOKENS_PER_SECOND)
 
@@ -87,7 +87,7 @@ def warm_up() -> None:
     """Compile what is compiled at its first use, where it would stop everybody for seconds: one outer round of a tiny
     model in each number format. What is compiled is kept on disk for the next time, and for the other processes of this
     machine that begin now: one of them compiles. The others wait for it, and then load what there is, all at once."""
-    lock = FileLock(kept_in(decay_and_add) / "compiling.lock")
+    lock = FileLock(compiled_folder(decay_and_add_kernel) / "compiling.lock")
     with ExitStack() as first:
         try:
             first.enter_context(lock.acquire(timeout=0))

@@ -86,7 +86,7 @@ def lower_priority(niceness: int) -> None:
     os.setpriority(os.PRIO_PROCESS, whom, max(niceness, os.getpriority(os.PRIO_PROCESS, whom)))
 
 
-def free_bytes(device: torch.device) -> int:
+def free_memory(device: torch.device) -> int:
     """Memory that is free where a device computes."""
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
     return int(free)

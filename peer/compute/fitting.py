@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import torch
 
-from peer.compute.capacity import free_bytes, resident_bytes
+from peer.compute.capacity import free_memory, resident_bytes
 from peer.planning.memory import Duty, MemoryName, MemoryNeeds, memory_of, microbatch_bytes
 from protocol.errors import ResourceError, Shortage
 from protocol.manifest import Manifest
@@ -56,7 +56,7 @@ def shortage(needed: MemoryNeeds, device: torch.device, most: int | None = None)
     takes, name = where_computed(needed, device), f"{device}'s memory" if device.type == "cuda" else "memory"
     beside = [(needed.host, CPU, "memory")] if device.type == "cuda" else []
     for bytes, place, where in [(takes, device, name), *beside]:
-        if bytes > (free := free_bytes(place)):
+        if bytes > (free := free_memory(place)):
             return Shortage(f"{size(bytes)} of {where}, and {size(free)} are free", "end other programs")
     if most is not None and takes > most:
         return Shortage(
@@ -71,7 +71,7 @@ def microbatches_that_fit(
 ) -> int:
     """Return how many microbatches in flight half of the memory holds that is free now, or that is left of the `most`
     bytes that this peer may use. Nothing is in flight yet."""
-    free = free_bytes(device)
+    free = free_memory(device)
     if most is not None:
         used = torch.cuda.memory_reserved(device) if device.type == "cuda" else resident_bytes()
         free = max(0, min(free, most - used))

@@ -22,7 +22,7 @@ from peer.model.stage import Stage
 from peer.model.subspace import Boundary, DirectBoundary, nested
 from peer.optim import inner
 from peer.optim.grid import to_float
-from peer.optim.muon import optimizer
+from peer.optim.muon import make_optimizer
 from protocol.identity import EMBEDDING, Part, stage_part
 from protocol.layout import EMBEDDING_TENSOR, Shape
 from protocol.manifest import Manifest
@@ -91,7 +91,7 @@ class StageTrainer:
     def new_optimizer(self) -> inner.AdamW:
         """The manifest's optimizer of what this stage trains, before its first step."""
         embedding = [] if self.embedding is None else [EMBEDDING_TENSOR]
-        return optimizer(
+        return make_optimizer(
             self.parameters, [*self.stage.tensors(), *embedding], self.manifest.inner, self._basis_of_steps()
         )
 

@@ -28,12 +28,12 @@ from torch.distributed.tensor import DTensor
 from peer.compute.arithmetic import Arithmetic
 from peer.compute.capacity import give_large_blocks_back, lower_priority
 from peer.compute.design import Boundaries, design
-from peer.devices.messages import Answer, Begin, Order, answer, take
-from peer.devices.weights import EMBEDDING_STAGE, embedding_key, rows_of, trained
+from peer.devices.messages import Answer, Begin, Order, answer, receive_order
+from peer.devices.weights import EMBEDDING_STAGE, embedding_key, rows_at_ranks, trained
 from peer.model.stage import Stage
 from peer.optim import inner
-from peer.optim.muon import Muon, optimizer
-from protocol.addresses import split
+from peer.optim.muon import Muon, make_optimizer
+from protocol.addresses import split_address
 from protocol.errors import DivergedError
 from protocol.layout import Shape
 from protocol.manifest import Manifest
@@ -86,7 +86,7 @@ class ShardedMuon(Muon):
         own[: len(gradient)] = gradient
         together = gradient.new_empty(ranks * rows, shape[1])
         dist.all_gather([*together.split(rows)], own)
-        return rows_of(Muon.step_of(self, number, together[: shape[0]]), ranks, self.rank)
+        return rows_at_ranks(Muon.step_of(self, number, together[: shape[0]]), ranks, self.rank)
 
 
 class Shard:
@@ -110,7 +110,7 @@ class Shard:
     def _new_optimizer(self) -> inner.AdamW:
         """The manifest's optimizer of the rows that are here. Muon's step of a matrix needs all of its rows."""
         names = {key: weight.name for key, weight in trained(self.manifest).items()}
-        found = optimizer(self.own, [names[key] for key in self.keys], self.manifest.inner)
+        found = make_optimizer(self.own, [names[key] for key in self.keys], self.manifest.inner)
         if not isinstance(found, Muon):
             return found
         shapes = [tuple(whole.shape) for whole in self.whole]
@@ -215,7 +215,7 @@ class Shard:
 
     def _rows(self, tensor: Tensor) -> Tensor:
         """The rows that are here of a whole tensor; a scalar is everywhere."""
-        return rows_of(tensor, self.ranks, self.rank)
+        return rows_at_ranks(tensor, self.ranks, self.rank)
 
     def _sums(self, *values: float) -> list[float]:
         """The sum of each value over all processes."""
@@ -266,7 +266,7 @@ def _own_rows(whole: DTensor) -> Tensor:
 def work(rank: int, handle: int) -> None:
     """Carry out orders until there are no more. `handle` is the file descriptor of the connection."""
     connection: Connection[bytes, bytes] = Connection(handle)
-    order, _ = take(connection)
+    order, _ = receive_order(connection)
     assert order.begin is not None
     orders: OrderQueue = SimpleQueue()
     threading.Thread(target=_listen, args=(connection, orders, order.begin.rendezvous), daemon=True).start()
@@ -286,7 +286,7 @@ def _listen(connection: "Connection[bytes, bytes]", orders: OrderQueue, rendezvo
     """Take orders from the daemon; when it has gone, end whatever is under way."""
     try:
         while True:
-            orders.put(take(connection))
+            orders.put(receive_order(connection))
     except (EOFError, OSError):
         if rendezvous:
             shutil.rmtree(rendezvous, ignore_errors=True)
@@ -304,7 +304,7 @@ def _begin(begin: Begin, rank: int) -> Shard:
     patience = timedelta(seconds=begin.patience)
     store: Any = None
     if begin.store:
-        host, port = split(begin.store)
+        host, port = split_address(begin.store)
         store = dist.TCPStore(host, port, begin.ranks, False, patience)  # type: ignore[attr-defined]
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",

@@ -4,7 +4,7 @@ import sys
 
 import torch
 
-from peer.compute.capacity import free_bytes
+from peer.compute.capacity import free_memory
 from peer.planning.memory import PROCESS_BYTES, TRAINED_DEVICE_BYTES, MemoryName, microbatch_bytes, pass_bytes
 from protocol.errors import ResourceError, UserError
 from protocol.identity import EMBEDDING
@@ -112,7 +112,7 @@ def _require_memory(
     each = worker_bytes(manifest, processes * machines, recompute) + WORKER_BASE_BYTES
     here = daemon_bytes(manifest) * daemon + processes * (each if device.type == "cpu" else WORKER_BASE_BYTES)
     what = f"a replica in {processes} processes"
-    if here > (free := free_bytes(torch.device("cpu"))):
+    if here > (free := free_memory(torch.device("cpu"))):
         raise ResourceError(f"not enough memory for {what}: it takes about {size(here)}, cpu has {size(free)} free")
     for number in range(processes if device.type == "cuda" else 0):
         if each > (there := torch.cuda.get_device_properties(number).total_memory):

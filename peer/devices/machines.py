@@ -20,9 +20,9 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from peer import version
-from peer.devices.messages import Do, Order, answer, encoded, read_answers, take
-from peer.devices.weights import rows_of
-from protocol.addresses import join
+from peer.devices.messages import Do, Order, answer, encoded, read_answers, receive_order
+from peer.devices.weights import rows_at_ranks
+from protocol.addresses import join_address
 from protocol.clock import unix_time
 from protocol.errors import FormatError, LostMemberError
 from protocol.wording import moment, printable
@@ -152,11 +152,13 @@ def read_welcome(message: bytes) -> Welcome:
         raise FormatError("the first machine of a datacenter does not answer like this") from None
 
 
-def pieces(order: Order, tensors: Mapping[str, Tensor], ranks: int, first: int, count: int) -> Iterator[memoryview]:
+def tensor_pieces(
+    order: Order, tensors: Mapping[str, Tensor], ranks: int, first: int, count: int
+) -> Iterator[memoryview]:
     """The memory of an order's tensors that the machine with `count` of all `ranks`, from `first` on, has to do with.
     Both sides find the same pieces."""
     for tensor in tensors.values():
-        own = rows_of(tensor, ranks, first, count) if order.do in BY_ROWS else tensor
+        own = rows_at_ranks(tensor, ranks, first, count) if order.do in BY_ROWS else tensor
         if own.numel():
             yield memoryview(own.reshape(-1).numpy().data).cast("B")
 
@@ -206,7 +208,7 @@ class LinkedMachine:
                 ready = wait([self._theirs, self.link.fileno()], POLL_SECONDS)
                 self.link.keep()
                 if self._theirs in ready:
-                    awaited = take(self._theirs)
+                    awaited = receive_order(self._theirs)
                     there = iter(()) if awaited[0].do in FILLED_IN else self._pieces(*awaited)
                     self.link.send(encoded(awaited[0]), there)
                 while self.link.waits():
@@ -242,7 +244,7 @@ class LinkedMachine:
             answer(self._theirs, each)
 
     def _pieces(self, order: Order, tensors: Mapping[str, Tensor]) -> Iterator[memoryview]:
-        return pieces(order, tensors, self.ranks, self.first, self.nproc)
+        return tensor_pieces(order, tensors, self.ranks, self.first, self.nproc)
 
     def __str__(self) -> str:
         return f"machine {self.number} ({self.link.peer})"
@@ -282,7 +284,7 @@ class Machines:
         address = self._listener.address
         self._store = dist.TCPStore(address, port, None, True, wait_for_workers=False, master_listen_fd=handle)  # type: ignore[attr-defined]
         with self._lock:
-            return [self._there[number] for number in sorted(self._there)], join(address, port)
+            return [self._there[number] for number in sorted(self._there)], join_address(address, port)
 
     def close(self, over: bool) -> None:
         """Hang up. `over`: so is the run, and the other machines are told."""

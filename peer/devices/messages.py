@@ -45,7 +45,7 @@ class Parcel:
 
 
 @contextmanager
-def packed(layout: TensorLayout) -> Iterator[Parcel]:
+def shared_parcel(layout: TensorLayout) -> Iterator[Parcel]:
     """New tensors, all zeros, in memory of their own; other processes can be given them within the block."""
     if sys.platform == "linux":
         handle = os.memfd_create("hetpeer")
@@ -130,7 +130,7 @@ class Answer:
     kind: Literal["", "diverged", "memory", "failed"] = ""
 
 
-def give(connection: "Connection[bytes, bytes]", order: Order, parcel: Parcel | None, process: int) -> None:
+def send_order(connection: "Connection[bytes, bytes]", order: Order, parcel: Parcel | None, process: int) -> None:
     """Send an order to a process, and the tensors of its layout.
 
     Raises:
@@ -141,7 +141,7 @@ def give(connection: "Connection[bytes, bytes]", order: Order, parcel: Parcel | 
         send_handle(connection, parcel.handle, process)
 
 
-def take(connection: "Connection[bytes, bytes]") -> tuple[Order, dict[str, Tensor]]:
+def receive_order(connection: "Connection[bytes, bytes]") -> tuple[Order, dict[str, Tensor]]:
     """The daemon's next order, and its tensors.
 
     Raises:

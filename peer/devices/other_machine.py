@@ -20,14 +20,14 @@ from peer.devices.machines import (
     POLL_SECONDS,
     Hello,
     MachineLink,
-    pieces,
     read_welcome,
+    tensor_pieces,
     told_hello,
 )
-from peer.devices.messages import Answer, Begin, Order, TensorLayout, encoded, packed, read_order
+from peer.devices.messages import Answer, Begin, Order, TensorLayout, encoded, read_order, shared_parcel
 from peer.devices.weights import moments_layout, weights_layout
 from peer.devices.workers import Crew
-from protocol.addresses import split
+from protocol.addresses import split_address
 from protocol.clock import monotonic, unix_time
 from protocol.errors import (
     FormatError,
@@ -190,19 +190,19 @@ class OtherMachine:
         if self.crew is None or self.manifest is None or order.layout != self._expected(order):
             raise FormatError(f"the first machine asks for {order.do} of other tensors than its run has")
         share = self.hello.nproc * self.hello.nnodes, self.crew.begin.first, self.hello.nproc
-        with packed(order.layout) as parcel:
+        with shared_parcel(order.layout) as parcel:
             if order.do not in FILLED_IN:
-                for piece in pieces(order, parcel.tensors, *share):
+                for piece in tensor_pieces(order, parcel.tensors, *share):
                     link.receive_into(piece)
             said = self.crew.give(order, parcel if order.layout else None)
-            back = pieces(order, parcel.tensors, *share) if order.do in FILLED_IN else iter(())
+            back = tensor_pieces(order, parcel.tensors, *share) if order.do in FILLED_IN else iter(())
             link.send(encoded(tuple(said)), back)
 
     def _begin(self, link: MachineLink, asked: Begin) -> list[Answer]:
         """Start the processes, as the first machine says; but cores, niceness and memory are this machine's affair."""
         try:
             self.manifest = Manifest.model_validate_json(asked.manifest)
-            split(asked.store)
+            split_address(asked.store)
         except (ValueError, ManifestError, FormatError):
             raise FormatError("the first machine begins without a manifest, or without a store to meet at") from None
         ranks = self.hello.nnodes * self.hello.nproc

@@ -15,9 +15,9 @@ from torch import Tensor
 from peer.compute.on_demand import OnDemand
 from peer.compute.trainer import GridView
 from peer.devices.machines import Machines
-from peer.devices.messages import Answer, Do, Parcel, layout_of, packed
+from peer.devices.messages import Answer, Do, Parcel, layout_of, shared_parcel
 from peer.devices.weights import by_part, fill, moments_layout, weights_layout
-from peer.devices.workers import Crew, Split, beginning
+from peer.devices.workers import Crew, Split, worker_settings
 from peer.optim.grid import to_float
 from protocol.errors import LostMemberError, ResourceError
 from protocol.identity import Part
@@ -78,10 +78,10 @@ class ShardedReplica:
         starting = f"starting {own} {'process' if own == 1 else 'processes'} that compute on {device}"
         if self.machines is None:
             self.say(starting)
-            return Crew(beginning(self.manifest, device, self.split), own)
+            return Crew(worker_settings(self.manifest, device, self.split), own)
         others, store = self.machines.take()
         self.say(f"{starting}, on each of {self.split.machines} machines")
-        return Crew(beginning(self.manifest, device, self.split, store), own, others, self.machines.interface)
+        return Crew(worker_settings(self.manifest, device, self.split, store), own, others, self.machines.interface)
 
     def missing(self) -> str:
         """Say which other machines are missing, and since when; empty: none is."""
@@ -107,7 +107,7 @@ class ShardedReplica:
             ResourceError: that has happened too often.
         """
         self.start()
-        with packed(weights_layout(self.manifest)) as parcel:
+        with shared_parcel(weights_layout(self.manifest)) as parcel:
             starts = {part: dict(grid) for part, grid in {**grids, **(ahead or {})}.items()}
             fill(parcel.tensors, self.manifest, starts)
             self._tell("load", parcel)
@@ -125,14 +125,14 @@ class ShardedReplica:
         Raises:
             DivergedError: the gradient is not a number.
         """
-        with packed(layout_of({"batch": batch_SM})) as parcel:
+        with shared_parcel(layout_of({"batch": batch_SM})) as parcel:
             parcel.tensors["batch"].copy_(batch_SM)
             return self._tell("step", parcel, step)[0].numbers[0]
 
     def moved(self) -> Mapping[Part, Mapping[str, Tensor]]:
         """Δ of every part of the model, float32, on the CPU, each tensor made when it is asked for. Raises as `load`
         does."""
-        with packed(weights_layout(self.manifest)) as parcel:
+        with shared_parcel(weights_layout(self.manifest)) as parcel:
             self._tell("weights", parcel)
         began, ends = self.began, by_part(parcel.tensors, self.manifest)
 
@@ -148,7 +148,7 @@ class ShardedReplica:
     def optimizer_tensors(self) -> dict[str, Tensor]:
         """The optimizer's state, to keep; as `WholeReplica` has it. With it the round is over: processes that end later
         go on from here. Raises as `load` does."""
-        with packed(moments_layout(self.manifest)) as parcel:
+        with shared_parcel(moments_layout(self.manifest)) as parcel:
             self._tell("moments", parcel)
         self.moments = parcel.tensors
         self.lost.clear()
@@ -176,7 +176,7 @@ class ShardedReplica:
             try:
                 self.start()
                 self.loaded = False
-                with packed({**weights_layout(self.manifest), **layout_of(more)}) as parcel:
+                with shared_parcel({**weights_layout(self.manifest), **layout_of(more)}) as parcel:
                     fill(parcel.tensors, self.manifest, grids)
                     for name, tensor in more.items():
                         parcel.tensors[name].copy_(tensor)
@@ -197,7 +197,7 @@ class ShardedReplica:
 
     def _load_moments(self) -> None:
         if self.moments:
-            with packed(moments_layout(self.manifest)) as parcel:
+            with shared_parcel(moments_layout(self.manifest)) as parcel:
                 for name, tensor in parcel.tensors.items():
                     tensor.copy_(self.moments[name])
                 self._tell("load_moments", parcel)

@@ -59,7 +59,7 @@ def moments_layout(manifest: Manifest) -> TensorLayout:
     }
 
 
-def rows_of(tensor: Tensor, ranks: int, first: int, count: int = 1) -> Tensor:
+def rows_at_ranks(tensor: Tensor, ranks: int, first: int, count: int = 1) -> Tensor:
     """The rows of a whole tensor that lie at `count` of so many processes, from `first` on, in the tensor's own memory.
     A scalar lies at all of them."""
     if not tensor.ndim:

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Protocol
 
 from peer.compute.arithmetic import Arithmetic
-from peer.devices.messages import Answer, Begin, Do, Order, Parcel, give, hear
+from peer.devices.messages import Answer, Begin, Do, Order, Parcel, hear, send_order
 from protocol.errors import DivergedError, HetpeerError, LostMemberError, ResourceError
 from protocol.manifest import Manifest
 
@@ -81,7 +81,7 @@ class Machine(Protocol):
         """End its processes."""
 
 
-def beginning(manifest: Manifest, device: str, split: Split, store: str = "") -> Begin:
+def worker_settings(manifest: Manifest, device: str, split: Split, store: str = "") -> Begin:
     """The settings for the processes of a replica. `store`: the meeting point of those of several machines."""
     return Begin(
         manifest=manifest.model_dump_json(),
@@ -169,9 +169,9 @@ class Crew:
         not a number by an answer."""
         try:
             for machine in self.machines:
-                give(machine.connection, order, parcel, os.getpid())
+                send_order(machine.connection, order, parcel, os.getpid())
             for worker in self.workers:
-                give(worker.connection, order, parcel, worker.process.pid)
+                send_order(worker.connection, order, parcel, worker.process.pid)
             return self._hear_all()
         except (EOFError, OSError):
             raise self._lost(Answer()) from None

@@ -9,10 +9,10 @@ import psutil
 import torch
 
 from peer import version
-from peer.compute.capacity import DeviceName, cores, find_device, free_bytes
+from peer.compute.capacity import DeviceName, cores, find_device, free_memory
 from peer.diagnosis.finding import SET_THE_CLOCK, Finding
 from peer.store.disk import SHARE, bytes_in
-from peer.store.disk import free_bytes as free_on_disk
+from peer.store.disk import free_disk as free_on_disk
 from protocol.trust.ticket import TICKET_PREFIX
 from protocol.wording import size
 
@@ -31,7 +31,7 @@ EARLIEST = 1767225600.0
 """2026 began; a clock before that was never set."""
 
 
-def examine(device: torch.device, threads: int, folder: Path) -> list[Finding]:
+def examine_machine(device: torch.device, threads: int, folder: Path) -> list[Finding]:
     """All checks that need no run."""
     return [
         versions(),
@@ -40,14 +40,14 @@ def examine(device: torch.device, threads: int, folder: Path) -> list[Finding]:
         memory(device),
         disk(folder, 0),
         open_files(),
-        clock(time.time()),
+        clock_finding(time.time()),
     ]
 
 
 def before_joining(device: DeviceName, now: float, nvidia: Path = NVIDIA) -> list[Finding]:
     """The warnings, at the start of a peer, of those checks that need no run, no socket and no time. `device`: as its
     owner has asked for it; `now`: seconds since 1970."""
-    found = [open_files(), clock(now)]
+    found = [open_files(), clock_finding(now)]
     if device == "auto" and (chosen := find_device(device)).type == "cpu":  # who asks for cpu knows
         found.insert(0, computes_on(chosen, nvidia))
     return [each for each in found if each.outcome != "ok"]
@@ -87,7 +87,7 @@ def busy(load: float, available: int, threads: int) -> Finding:
 
 def memory(device: torch.device) -> Finding:
     """The memory where the device computes; which stages fit is said with the stages."""
-    free = free_bytes(device)
+    free = free_memory(device)
     total = torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else psutil.virtual_memory().total
     value = f"{size(free)} free of {size(total)}"
     return Finding("memory", value, numbers={"free": free, "total": total})
@@ -127,7 +127,7 @@ def begins_slowly(setting: Path = SLOW_START) -> bool | None:
         return None
 
 
-def clock(now: float) -> Finding:
+def clock_finding(now: float) -> Finding:
     """Seconds since 1970: whether anybody has ever set it. By a node's clock it is compared with a ticket."""
     shown = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
     if now < EARLIEST:

@@ -21,14 +21,14 @@ NEAR_ROUND_TRIP_SECONDS = 0.005
 """A round trip below that is no burden, however often TCP needs one more."""
 
 
-def answers(node: MeasuredWay | NoWay) -> bool:
+def node_answers(node: MeasuredWay | NoWay) -> bool:
     """Whether a node answers, if only to refuse."""
     return isinstance(node, MeasuredWay) or node.answers
 
 
 def ways(measured: Sequence[MeasuredWay | NoWay]) -> list[Finding]:
     """One for each node of the ticket. It is no failure that one does not answer while another does."""
-    lost: Outcome = "warning" if any(answers(each) for each in measured) else "failure"
+    lost: Outcome = "warning" if any(node_answers(each) for each in measured) else "failure"
     findings = []
     for each in measured:
         name = f"node {each.address}"
@@ -68,7 +68,7 @@ def clocks(measured: Sequence[MeasuredWay | NoWay]) -> Finding | None:
     return Finding("clock", value, "failure" if wrong else "warning", advice, numbers)
 
 
-def peers(shaken: Sequence[Handshake | NoWay], known: int) -> Finding:
+def peers_finding(shaken: Sequence[Handshake | NoWay], known: int) -> Finding:
     """The finding on peers: some of `known` that are in the run were dialled."""
     answering = [each for each in shaken if isinstance(each, Handshake)]
     trip = usual_round_trip(shaken)

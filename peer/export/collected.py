@@ -14,7 +14,7 @@ from peer.daemon import run_until
 from peer.data.batches import Batch
 from peer.export.written import Collected, named, run_file
 from peer.model.first_weights import read_part
-from peer.optim.grid import digest
+from peer.optim.grid import grid_digest
 from peer.optim.outer import Grid, OuterState
 from peer.settings import PeerSettings
 from peer.store import checkpoint
@@ -110,10 +110,10 @@ def _part(
         except ResourceError as error:
             reasons.append(str(error))
         else:
-            found[digest(grid)] = grid, history
+            found[grid_digest(grid)] = grid, history
     if not found and not round:
         grid = _first(descriptor, part, folders)
-        found[digest(grid)] = grid, History()
+        found[grid_digest(grid)] = grid, History()
     if not found:
         which = "; ".join(reasons) or f"none of {named(folders)} holds it: give the folder of a peer that does, too"
         raise ResourceError(f"{part} after round {round}: {which}")

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from peer.compute.design import Boundaries
 from peer.lab.switches import BITS, SCALE_BITS, Switches, coordinates, residual_bits
-from peer.model.embedding import split
+from peer.model.embedding import split_embedding
 from peer.model.number_format import DTYPES
 from peer.model.subspace import Boundary, nested
 from protocol.manifest import Manifest
@@ -189,7 +189,7 @@ class GroupBoundaries:
         assert te_VD is not None
         anchor_VD = te_VD
         if self.manifest.replicas.factored:
-            anchor_VD = split(te_VD if self.switches.adaptation else self.genesis_VD, self.basis_dk)[1]
+            anchor_VD = split_embedding(te_VD if self.switches.adaptation else self.genesis_VD, self.basis_dk)[1]
         watch = self._watchers() if watched else [(None, None)] * len(self.coders)
         made = [CodedBoundary(anchor_VD, *pair, *each) for pair, each in zip(self.coders, watch, strict=True)]
 

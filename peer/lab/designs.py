@@ -11,7 +11,7 @@ from peer.compute.design import Design, Kind, design
 from peer.lab.boundaries import GroupBoundaries
 from peer.lab.learned import with_learning
 from peer.lab.switches import Switches
-from peer.model.embedding import DenseEmbedding, Embedding, FactoredEmbedding, require_shape, split
+from peer.model.embedding import DenseEmbedding, Embedding, FactoredEmbedding, require_shape, split_embedding
 from protocol.manifest import Manifest
 
 KINDS: tuple[Kind, ...] = ("group", "datacenter")
@@ -38,7 +38,7 @@ class SubspaceTable(Embedding):
     @torch.no_grad()
     def load(self, te_Vd: Tensor) -> None:
         require_shape(te_Vd, self.anchor_Vd)
-        anchor_Vd = split(te_Vd, self.basis_dk)[1]
+        anchor_Vd = split_embedding(te_Vd, self.basis_dk)[1]
         self.anchor_Vd.copy_(anchor_Vd)
         self.ts_Vd.copy_(te_Vd - anchor_Vd)
         self.start_Vd.copy_(self.ts_Vd)

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from peer.compute.design import Design
 from peer.lab.switches import Switches
-from peer.model.ngrams import rows_of
+from peer.model.ngrams import ngram_rows
 from peer.model.stage import Stage
 from peer.model.subspace import nested
 from protocol.manifest import Manifest
@@ -54,7 +54,7 @@ class Anchor(nn.Module):
         found_BLr = torch.zeros((), device=self.basis_dr.device)
         for order, table in self.tables.items():
             rows, width = table.shape[-2:]
-            found_BLr = found_BLr + self.look_up(table.view(-1, width), rows_of(tokens_BL, int(order), rows), rows)
+            found_BLr = found_BLr + self.look_up(table.view(-1, width), ngram_rows(tokens_BL, int(order), rows), rows)
         if self.taps is not None:
             found_BLr = self.convolved(found_BLr, self.taps)
         return found_BLr @ self.basis_dr.T

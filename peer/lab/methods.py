@@ -86,7 +86,7 @@ QUANTIZERS = {
 
 def rice_bytes(offsets: Offsets, grid: ChunkGrid) -> int:
     """The bytes of the offsets in the Rice code of the swarm."""
-    unary, rests = rice.encode(offsets, grid)
+    unary, rests = rice.encode_offsets(offsets, grid)
     return 4 + len(unary) + len(rests)
 
 

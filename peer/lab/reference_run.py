@@ -27,7 +27,7 @@ from peer.lab.replicas import Bench, Workshop
 from peer.lab.shares import Shares
 from peer.lab.switches import Switches
 from peer.model.first_weights import read_basis, read_part
-from peer.optim.grid import digest, to_float
+from peer.optim.grid import grid_digest, to_float
 from peer.telemetry.events import Evaluated, Finished, Joined, Listener, RoundDone
 from protocol.codec.contribution import Contribution, SparseTensor
 from protocol.errors import ResourceError
@@ -95,7 +95,7 @@ class Lab:
                 seconds=time.monotonic() - started,
                 tokens=manifest.tokens_per_step * sum(bench.shares.steps(round)),
                 contributions={str(part): count for part, count in counts.items()},
-                digests={part: digest(grid) for part, grid in bench.grids.items()},
+                digests={part: grid_digest(grid) for part, grid in bench.grids.items()},
                 pipeline_sent=0,
                 outer_sent=self.method.sent_bytes,
             )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from peer.data.batches import in_turn
 from protocol.manifest import Manifest
-from protocol.outer.data_plan import Reading, beginning, chunks
+from protocol.outer.data_plan import Reading, chunks, first_chunks
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class Shares:
             return range(first, first + steps[slot])
         while (over := self.reading.folded + 1) < round:
             self.reading = self.reading.fold(dict(enumerate(self.steps(over))), self.manifest)
-        return list(chunks(beginning(self.reading.share(round, slot, self.manifest), steps[slot])))
+        return list(chunks(first_chunks(self.reading.share(round, slot, self.manifest), steps[slot])))
 
 
 def in_proportion(total: int, speeds: Sequence[int]) -> list[int]:

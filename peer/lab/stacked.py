@@ -25,7 +25,7 @@ from peer.lab.switches import Switches
 from peer.model.embedding import DenseEmbedding, Embedding, FactoredEmbedding
 from peer.model.head import Head
 from peer.model.linear import Linear
-from peer.model.ngrams import Ngrams, rows_of
+from peer.model.ngrams import Ngrams, ngram_rows
 from peer.optim.inner import AdamW, OptimizerState, clip_factor
 from peer.optim.muon import COEFFICIENTS, ITERATIONS, MOMENTUM, SMALLEST_NORM, Muon, step_scale
 from protocol.manifest import Manifest
@@ -158,7 +158,7 @@ class StackedNgrams(Ngrams):
 
     def look_up(self, table_nr: Tensor, tokens_BL: Tensor, n: int) -> Tensor:
         copies, rows, width = table_nr.shape
-        found_BL = in_stack(rows_of(tokens_BL, n, rows), copies, rows)
+        found_BL = in_stack(ngram_rows(tokens_BL, n, rows), copies, rows)
         return F.embedding(found_BL, table_nr.view(-1, width))
 
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 
 @torch.no_grad()
-def split(te_Vd: Tensor, basis_dk: Tensor) -> tuple[Tensor, Tensor]:
+def split_embedding(te_Vd: Tensor, basis_dk: Tensor) -> tuple[Tensor, Tensor]:
     """The factor Z = TE U [V, k] of T_S = Z Uᵀ, and the anchor T⊥ = TE − T_S [V, d].
 
     A stage after the first needs only the anchor, `split(te_Vd, basis_dk)[1]`.
@@ -27,7 +27,7 @@ def split(te_Vd: Tensor, basis_dk: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def anchor_of(te_Vd: Tensor, basis_dk: Tensor) -> Tensor:
-    """T⊥ [V, d] as `split` gives it, in the memory of TE, which is used up."""
+    """T⊥ [V, d] as `split_embedding` gives it, in the memory of TE, which is used up."""
     return te_Vd.sub_(te_Vd @ basis_dk @ basis_dk.T)
 
 

@@ -18,7 +18,7 @@ MULTIPLIER = 1_000_003
 """The multiplier of the hash of several tokens: a prime. Three tokens of a vocabulary of 2¹⁸ stay below 2⁵⁹."""
 
 
-def rows_of(tokens_BL: Tensor, n: int, rows: int) -> Tensor:
+def ngram_rows(tokens_BL: Tensor, n: int, rows: int) -> Tensor:
     """The row [B, L], of so many rows, that each token and the n − 1 tokens before it choose. Before a text's first
     token there is none, which counts as a token, too."""
     chosen_BL = tokens_BL.long()
@@ -46,4 +46,4 @@ class Ngrams(nn.Module):
 
     def look_up(self, table_nr: Tensor, tokens_BL: Tensor, n: int) -> Tensor:
         """The rows [B, L, r] that the last n tokens choose."""
-        return F.embedding(rows_of(tokens_BL, n, len(table_nr)), table_nr)
+        return F.embedding(ngram_rows(tokens_BL, n, len(table_nr)), table_nr)

@@ -16,7 +16,7 @@ import grpc
 import psutil
 from pydantic import ValidationError
 
-from protocol.addresses import is_ip, join, split
+from protocol.addresses import is_ip, join_address, split_address
 from protocol.clock import unix_time
 from protocol.errors import FormatError, HetpeerError, PeerError, UnreachableError
 from protocol.identity import Endpoint, PeerId
@@ -70,7 +70,7 @@ class Admitted:
     """Seconds by which this machine's clock is ahead of the node's, to within the time that the answer took."""
 
 
-async def describe(ticket: Ticket) -> Descriptor:
+async def fetch_descriptor(ticket: Ticket) -> Descriptor:
     """Ask what the run is, and check the answer against the id in the ticket.
 
     Raises:
@@ -178,11 +178,11 @@ async def dial_back(ticket: Ticket, peer: PeerId, address: str) -> tuple[str, st
     async def ask(channel: grpc.aio.Channel, node: Endpoint) -> tuple[str, str]:
         reply = await run_pb2_grpc.RunStub(channel).DialBack(request, timeout=CALL_SECONDS)
         try:
-            return join(*split(reply.dialled)), reply.objection[:200]
+            return join_address(*split_address(reply.dialled)), reply.objection[:200]
         except FormatError as error:
             raise PeerError(f"{node.address} dialled back at {error}") from None
 
-    host, _ = split(address)
+    host, _ = split_address(address)
     if is_ip(host):  # else the node, called over IPv6, would dial a peer that listens on IPv4 there
         doors = await asyncio.gather(*(asyncio.to_thread(_as_reached_from, host, door) for door in ticket.doors))
         ticket = replace(ticket, doors=tuple(doors))
@@ -193,7 +193,7 @@ def _as_reached_from(host: str, door: str) -> str:
     """The address of a door that is of the same kind, IPv4 or IPv6, as `host`; `door` itself if there is none."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return join(*socket.getaddrinfo(*split(door), family, socket.SOCK_STREAM)[0][4][:2])
+        return join_address(*socket.getaddrinfo(*split_address(door), family, socket.SOCK_STREAM)[0][4][:2])
     except (OSError, FormatError):
         return door
 
@@ -338,7 +338,7 @@ def address_towards(*doors: str) -> str:
     reason: object = "it has no address"
     for door in doors:
         try:
-            addresses = socket.getaddrinfo(*split(door), type=socket.SOCK_DGRAM)
+            addresses = socket.getaddrinfo(*split_address(door), type=socket.SOCK_DGRAM)
             for family, kind, _, _, where in sorted(addresses, key=lambda address: address[0] != socket.AF_INET):
                 try:
                     with socket.socket(family, kind) as probe:

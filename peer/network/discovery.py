@@ -14,7 +14,7 @@ from protocol.manifest import Manifest
 from protocol.net.dht import Dht
 from protocol.net.tasks import Notifier
 from protocol.trust.membership_card import Signer
-from protocol.trust.records import PeerRecord, Peers, Register, expiration, sign
+from protocol.trust.records import PeerRecord, Peers, Register, expiration, sign_record
 from protocol.trust.ticket import remember_addresses
 
 WRITE_SECONDS = 5.0
@@ -69,7 +69,7 @@ class Discovery:
         self.tell(**changes)
         record = self.record
         key = self.register.key(record.peer_id)
-        await self.dht.store(key, record.peer_id, sign(self.signer, record), expiration(record))
+        await self.dht.store(key, record.peer_id, sign_record(self.signer, record), expiration(record))
 
     async def keep_publishing(self) -> None:
         """Renew the record for as long as this peer lives."""

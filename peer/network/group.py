@@ -31,7 +31,7 @@ class Attempt:
     number: int
 
 
-def link(manifest: Manifest, neighbour: PeerId, with_whom: str, bandwidth: Bandwidth | None = None) -> Link:
+def make_link(manifest: Manifest, neighbour: PeerId, with_whom: str, bandwidth: Bandwidth | None = None) -> Link:
     """Make a link to a neighbour, not yet connected, which has no more microbatches in flight than the schedule lets
     it, at the largest k that the run has. Its frames take their turn in `bandwidth`."""
     rules = FrameRules.of(manifest.at(min(manifest.compressions, default=1)))
@@ -47,7 +47,7 @@ def is_doubt(message: pipeline_pb2.Frame) -> bool:
     return message.HasField("doubt")
 
 
-def nobody(neighbour: PeerId, replica: ReplicaId) -> Link:
+def welcome_nobody(neighbour: PeerId, replica: ReplicaId) -> Link:
     """Welcome no call.
 
     Raises:
@@ -61,7 +61,7 @@ class PipelineService(pipeline_pb2_grpc.PipelineServicer):
 
     def __init__(self, manifest: Manifest) -> None:
         self.manifest = manifest
-        self.welcome: Callable[[PeerId, ReplicaId], Link] = nobody
+        self.welcome: Callable[[PeerId, ReplicaId], Link] = welcome_nobody
         """A function that is given who calls, as its certificate says, and the replica that it calls for: returns the
         link to carry, or raises RefusedError."""
         self.carried: dict[PeerId, Link] = {}

@@ -10,7 +10,7 @@ from functools import partial
 
 from peer.network.blob_fetcher import BlobFetcher
 from peer.store.served import ContributionStore
-from protocol.codec.contribution import digest, max_bytes, slot_of
+from protocol.codec.contribution import contribution_digest, max_bytes, slot_of
 from protocol.errors import FormatError, PeerError, ResourceError
 from protocol.identity import ContributionName, Part, PeerId
 from protocol.layout import follows, model_layout
@@ -18,10 +18,17 @@ from protocol.limits import KEYS_NAMED, REVOCATIONS_KEPT
 from protocol.manifest import Manifest
 from protocol.net.tasks import Notifier, Turns
 from protocol.outer.ledger import VERSIONS_KEPT, Entry, Ledger, Revocation, Standing
-from protocol.outer.set_difference import lacking
+from protocol.outer.set_difference import lacking_keys
 from protocol.outer.window import SKEW, Window
 from protocol.trust.membership_card import Signer
-from protocol.trust.proofs import claimed, read_entry, read_revocation, read_trial, sign_contribution, sign_receipt
+from protocol.trust.proofs import (
+    claimed_entry,
+    read_entry,
+    read_revocation,
+    read_trial,
+    sign_contribution,
+    sign_receipt,
+)
 from protocol.trust.records import PeerRecord
 
 MOST_TRIALS = 16
@@ -110,7 +117,7 @@ class Intake:
     async def own(self, part: Part, round: int, blob: bytes) -> Entry | None:
         """Keep this peer's own contribution. Returns None if it is too late for it, or was made in another slot than
         this peer has now. A contribution on trial is kept to be looked at."""
-        entry = sign_contribution(self.signer, part, round, digest(blob), len(blob))
+        entry = sign_contribution(self.signer, part, round, contribution_digest(blob), len(blob))
         if slot_of(blob) != self.signer.authority.read(self.signer.card).slot:
             if self.contribution_store.lookup(entry.sha256) is None:
                 await asyncio.to_thread(self.contribution_store.put_unproven, entry, blob)
@@ -185,7 +192,7 @@ class Intake:
         Raises:
             FormatError: no entry of this run can say this.
         """
-        entry = claimed(proof, self.signer.authority)
+        entry = claimed_entry(proof, self.signer.authority)
         if entry.name.round > self.manifest.outer.rounds:
             raise FormatError(f"{entry.name}: the run ends with round {self.manifest.outer.rounds}")
         if len(receipts) > (most := Window.of(self.manifest).most_told):
@@ -364,7 +371,7 @@ class Intake:
         """Whether enough others have spoken, and everything that enough of them vouch for is here."""
         enough = self.witnesses[part]
         vouched = [key for key, peers in self.vouched[part].items() if len(peers) >= enough]
-        return len(self.spoken[part]) >= enough and not lacking(self.ledgers[part], vouched)
+        return len(self.spoken[part]) >= enough and not lacking_keys(self.ledgers[part], vouched)
 
 
 def ledgers_of(manifest: Manifest, record: PeerRecord) -> dict[Part, Ledger]:

@@ -17,7 +17,7 @@ from protocol.manifest import Manifest
 from protocol.net.allowances import Places
 from protocol.net.channels import handshake
 from protocol.outer.ledger import Entry
-from protocol.outer.set_difference import lacking
+from protocol.outer.set_difference import lacking_keys
 from protocol.schemas import reconciliation_pb2 as pb
 from protocol.schemas import reconciliation_pb2_grpc
 from protocol.trust.records import PeerRecord
@@ -98,7 +98,7 @@ class Learner:
                     continue
                 for key in keys if self.believes(peer.peer_id, part) else ():
                     self.intake.vouch(part, key, peer.peer_id, peer.round)
-                taking |= await self._ask(peer, part, self.intake.fetcher.hear(lacking(ledger, keys), peer))
+                taking |= await self._ask(peer, part, self.intake.fetcher.hear(lacking_keys(ledger, keys), peer))
         finally:
             self.asking[peer.peer_id] -= 1
             if not self.asking[peer.peer_id]:

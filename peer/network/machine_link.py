@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
-from protocol.addresses import WILDCARDS, join
+from protocol.addresses import WILDCARDS, join_address
 from protocol.clock import monotonic
 from protocol.errors import FormatError, ResourceError, UserError
 
@@ -152,7 +152,9 @@ class LinkListener:
         try:
             self._socket = _listening(self.address, port)
         except OSError as error:
-            raise ResourceError(f"--rendezvous {join(host, port)} cannot be listened at: {error.strerror}") from None
+            raise ResourceError(
+                f"--rendezvous {join_address(host, port)} cannot be listened at: {error.strerror}"
+            ) from None
         self.port: int = self._socket.getsockname()[1]
         threading.Thread(target=self._accept, name="machines", daemon=True).start()
 
@@ -196,7 +198,7 @@ class LinkListener:
         self._serve(link, first)
 
 
-def connect(host: str, port: int, secret: bytes, first: bytes) -> TlsLink:
+def connect_machine(host: str, port: int, secret: bytes, first: bytes) -> TlsLink:
     """Call the first machine, and send a first message.
 
     Raises:

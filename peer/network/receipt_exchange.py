@@ -35,7 +35,7 @@ from protocol.trust.receipts import (
     by_round,
     microbatch_tokens,
     read_receipt,
-    sign,
+    sign_credit_receipt,
     standing,
 )
 
@@ -156,7 +156,9 @@ class CreditService(credit_pb2_grpc.CreditServicer):
             *(seen.of_work(round, who) for round in worked),
             *(seen.of_contribution(round, part, who) for round in counted),
         ]
-        return pb.CreditReceipts(receipts=[sign(seen.signer, each) for each in found if each is not None])
+        return pb.CreditReceipts(
+            receipts=[sign_credit_receipt(seen.signer, each) for each in found if each is not None]
+        )
 
 
 # Collecting

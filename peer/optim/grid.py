@@ -53,7 +53,7 @@ def divide_half_even(numerator: Tensor, denominator: Tensor | int) -> Tensor:
     return quotient + up
 
 
-def digest(tensors: Mapping[str, Tensor]) -> str:
+def grid_digest(tensors: Mapping[str, Tensor]) -> str:
     """Hex SHA-256 of a part's grid: name, shape and little-endian int32 values of each tensor in turn."""
     state = hashlib.sha256()
     for name, tensor in tensors.items():

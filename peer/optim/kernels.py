@@ -21,7 +21,7 @@ LARGEST_FACTOR = 2**32
 
 
 @compiled
-def decay_and_add(error: Units, delta: NDArray[np.float32], out: Units, beta: int) -> tuple[bool, bool]:
+def decay_and_add_kernel(error: Units, delta: NDArray[np.float32], out: Units, beta: int) -> tuple[bool, bool]:
     """out ← β e + Δ, both rounded half to even; (whether all of Δ is in ±32, whether all sums are)."""
     far, wide = np.int64(0), np.int64(0)
     limit, one = float(INT32_MAX), float(UNITS_PER_ONE)
@@ -104,7 +104,7 @@ def _kth_largest(magnitudes: NDArray[np.uint32], k: int) -> tuple[np.uint32, int
     return least, k - above
 
 
-def positions(offsets: Offsets, grid: ChunkGrid) -> Positions:
+def flat_positions(offsets: Offsets, grid: ChunkGrid) -> Positions:
     """Return the result of `grid.positions`."""
     width = grid.shape[-1] if len(grid.shape) == 2 else grid.columns
     places = np.empty(len(offsets), np.int64)
@@ -123,7 +123,7 @@ def _positions(offsets: Offsets, k: int, rows: int, columns: int, width: int, pl
             places[i] = corner + (offset if rows == 1 else offset // columns * width + offset % columns)
 
 
-def outer_term(
+def outer_term_kernel(
     offsets: Sequence[Offsets], values: Units, grid: ChunkGrid, eta: int, weights: Sequence[int], senders: bool
 ) -> tuple[Positions, Terms]:
     """F(S) of one tensor where anybody sent something: (distinct places, terms there). Elsewhere it is zero.

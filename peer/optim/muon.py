@@ -104,7 +104,7 @@ class Muon(AdamW):
         return super(Muon, self).shapes | {f"{i}.exp_avg_sq": NO_SECOND_MOMENT for i in self.hidden}
 
 
-def optimizer(
+def make_optimizer(
     parameters: list[nn.Parameter], tensors: Iterable[str], inner: Inner, basis_dk: Tensor | None = None
 ) -> AdamW:
     """The optimizer that the manifest names, of these parameters, which are these tensors of the model. With `basis_dk`

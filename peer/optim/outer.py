@@ -158,7 +158,7 @@ def decay_and_add(error: Tensor, delta: Tensor, beta: float) -> Tensor:
     error, delta = error.contiguous(), delta.detach().contiguous()
     fresh = torch.empty_like(error)
     arrays = error.view(-1).numpy(), delta.view(-1).numpy(), fresh.view(-1).numpy()
-    near, narrow = kernels.decay_and_add(*arrays, factor)
+    near, narrow = kernels.decay_and_add_kernel(*arrays, factor)
     if not near:
         raise DivergedError(FAR)
     if not narrow:
@@ -169,7 +169,7 @@ def decay_and_add(error: Tensor, delta: Tensor, beta: float) -> Tensor:
 def subtract(error: Tensor, sparse: SparseTensor, manifest: Manifest) -> None:
     """e ← e − Δ̂ in place, on the CPU: exactly the integers that were sent."""
     grid = chunk_grid(tuple(error.shape), manifest.outer.chunk_side, manifest.outer.top_k)
-    places = kernels.positions(sparse.offsets, grid)
+    places = kernels.flat_positions(sparse.offsets, grid)
     kernels.take_out(error.view(-1).numpy(), places, np.asarray(sparse.values, np.int64))
 
 
@@ -224,7 +224,7 @@ def _sparse_term(
         clip_to_medians(values, grid.k)
     rate = eta(outer, contributions[0].name.round)
     counted = weights(contributions, outer, rate)
-    return kernels.outer_term(
+    return kernels.outer_term_kernel(
         [each.offsets for each in sparse], values, grid, rate, counted, outer.aggregate == "senders"
     )
 

@@ -67,7 +67,7 @@ def _nearest(k_over_d: float) -> int:
     return min(RATIOS, key=lambda ratio: abs(math.log(k_over_d * ratio)))
 
 
-def draw(path: Path, measured: Iterable[dict[str, Any]] = ()) -> None:
+def draw_figures(path: Path, measured: Iterable[dict[str, Any]] = ()) -> None:
     """Both figures side by side: utilization by bandwidth at 70 billion weights, and by compression at 512 million on
     1 Gb/s. Lines are the model, with the outer exchange dashed; marks are measured, in the colour of the nearest k."""
     import matplotlib

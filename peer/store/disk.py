@@ -65,7 +65,7 @@ class Space:
         return self.limit - self.fixed - cache
 
 
-def fixed_bytes(manifest: Manifest, stage: int | None, trains: bool, files: int) -> int:
+def kept_bytes(manifest: Manifest, stage: int | None, trains: bool, files: int) -> int:
     """The bytes that a volunteer of a stage (None: who has the whole model) keeps beside the contributions. `trains`:
     it trains, as all but observers do; `files`: bytes of the run's files."""
     layouts = model_layout(manifest)
@@ -100,8 +100,8 @@ def space_in(
     """The space that a place in a run takes, and has. `names`: the run's files that it fetches; `most`: bytes that its
     owner gives. Looks at every file in the folder: off the event loop."""
     manifest, files = descriptor.manifest, sum(descriptor.file(name).size for name in names)
-    limit = most if most is not None else bytes_in(folder) + int(SHARE * free_bytes(folder))
-    return Space(fixed_bytes(manifest, stage, trains, files), contribution_bytes(manifest, stage), limit)
+    limit = most if most is not None else bytes_in(folder) + int(SHARE * free_disk(folder))
+    return Space(kept_bytes(manifest, stage, trains, files), contribution_bytes(manifest, stage), limit)
 
 
 def require_space(space: Space, folder: Path, what: str, limited: bool) -> None:
@@ -120,7 +120,7 @@ def require_space(space: Space, folder: Path, what: str, limited: bool) -> None:
                 f"give --max-disk {megabytes_above(space.needed)}",
             ),
         )
-    free, there = free_bytes(folder), bytes_in(folder)
+    free, there = free_disk(folder), bytes_in(folder)
     if space.needed > (usable := there + int(SHARE * free)):
         raise ResourceError(
             f"not enough disk for {what}, which keeps up to {size(space.needed)}: {folder} has {size(there)} of it and "
@@ -132,7 +132,7 @@ def require_space(space: Space, folder: Path, what: str, limited: bool) -> None:
         )
 
 
-def free_bytes(folder: Path) -> int:
+def free_disk(folder: Path) -> int:
     """The free bytes of the disk that a folder is on, or would be on."""
     there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
     return shutil.disk_usage(there).free

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from protocol.errors import ResourceError
-from protocol.files import open_regular, try_lock, why, write_atomically
+from protocol.files import open_regular, reason_of, try_lock, write_atomically
 from protocol.identity import RunId
 from protocol.run.run_files import DESCRIPTOR
 from protocol.trust.ticket import Ticket, parse_ticket
@@ -76,7 +76,7 @@ def locked(folder: Path, *others: Path) -> Iterator[Path]:
             each.mkdir(parents=True, exist_ok=True)
             descriptor = open_regular(each / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
-            raise ResourceError(f"cannot use the folder {each}: {why(error)}") from None
+            raise ResourceError(f"cannot use the folder {each}: {reason_of(error)}") from None
         try:
             if try_lock(descriptor):
                 yield each

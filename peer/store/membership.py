@@ -14,7 +14,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from protocol.addresses import join, split
+from protocol.addresses import join_address, split_address
 from protocol.errors import FormatError, ResourceError
 from protocol.files import write_atomically
 from protocol.identity import Endpoint, PeerId, RunId
@@ -25,7 +25,7 @@ from protocol.run.run_files import DESCRIPTOR, Descriptor, files_needed, parse_d
 from protocol.trust.certificates import private_key, public_key, read_certificate
 from protocol.trust.keys import Identity
 from protocol.trust.membership_card import CARD_KIND, Authority, Card, Role
-from protocol.trust.signed import claimed
+from protocol.trust.signed import claimed_fields
 from protocol.trust.ticket import Ticket, recall_addresses
 
 MEMBERSHIP = "membership.json"
@@ -109,7 +109,7 @@ def _is_descriptor(data: bytes) -> bool:
 def _run_of_card(card: bytes) -> str | None:
     """The run that a card claims to be of; None: it is none."""
     try:
-        return str(claimed(card, CARD_KIND)[1][0])
+        return str(claimed_fields(card, CARD_KIND)[1][0])
     except (FormatError, IndexError):
         return None
 
@@ -190,6 +190,6 @@ def node_of(folder: Path) -> Endpoint | None:
     """The node that admitted this peer last."""
     node = read_membership(folder).node
     try:
-        return node and Endpoint(node.peer_id, join(*split(node.address)))
+        return node and Endpoint(node.peer_id, join_address(*split_address(node.address)))
     except FormatError:
         return None

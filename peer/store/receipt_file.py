@@ -14,7 +14,7 @@ from pathlib import Path
 from protocol.errors import FormatError, ResourceError
 from protocol.files import open_regular, sync_folder, write_atomically
 from protocol.trust.membership_card import Authority
-from protocol.trust.receipts import MOST_LINE, Receipt, from_line, read_receipt, standing, to_line
+from protocol.trust.receipts import MOST_LINE, Receipt, read_receipt, receipt_from_line, receipt_to_line, standing
 
 RECEIPTS = "credit"
 """The folder, in the peer's."""
@@ -48,7 +48,7 @@ class KeptReceipts:
             if path not in self.sizes:
                 self._begin(path)
             with open(path, "ab", opener=open_regular) as file:
-                file.write(b"".join(map(to_line, signed)))
+                file.write(b"".join(map(receipt_to_line, signed)))
                 file.flush()
                 os.fsync(file.fileno())
                 size = file.tell()
@@ -76,11 +76,11 @@ class KeptReceipts:
         found: dict[Receipt, bytes] = {}
         for line in lines(path):
             try:
-                data = from_line(line)
+                data = receipt_from_line(line)
                 found[read_receipt(data, self.authority)] = data
             except FormatError:
                 continue
-        write_atomically(path, b"".join(to_line(found[each]) for each in standing(found)))
+        write_atomically(path, b"".join(receipt_to_line(found[each]) for each in standing(found)))
         self.sizes[path] = path.stat().st_size
 
     def read(self) -> Iterator[Receipt]:
@@ -88,7 +88,7 @@ class KeptReceipts:
         for path in files(self.folder):
             for line in lines(path):
                 try:
-                    yield read_receipt(from_line(line), self.authority)
+                    yield read_receipt(receipt_from_line(line), self.authority)
                 except FormatError:
                     continue
 

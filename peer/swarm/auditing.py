@@ -13,7 +13,7 @@ from peer.compute.recomputation import Recomputation
 from peer.network.spot_check_service import SpotCheckService
 from peer.swarm.rounds.outer_round import OuterLoop
 from peer.swarm.rounds.parts import FollowedParts
-from peer.swarm.verdicts import Pair, Verdicts, objection
+from peer.swarm.verdicts import Pair, Verdicts, trial_objection
 from peer.telemetry.decisions import Audited, Suspected, Tried
 from protocol.codec.contribution import Contribution, decode
 from protocol.codec.spot_check import Likeness, ReceivedPass
@@ -138,7 +138,7 @@ async def hold_trials(evaluator: Evaluates, outer: OuterLoop) -> None:
         sets = {part: await followed.read_all(chosen) for part, chosen in settled.items()}
         gain = await run(trial_gain, evaluator, followed.grids, sets, tried)
         alike = await run(_most_alike, tried, sets, evaluator)
-        outer.emit(Tried(round, author, gain, objection(gain, alike)))
+        outer.emit(Tried(round, author, gain, trial_objection(gain, alike)))
 
 
 def due(outer: OuterLoop) -> dict[tuple[int, PeerId], TrialBlobs]:

@@ -12,7 +12,7 @@ from peer.optim.outer import OuterState
 from peer.swarm import surplus, waits
 from peer.swarm.last_holder import hand_over_state, keep_telling
 from peer.swarm.node import Node, Upkeep
-from peer.swarm.rounds.catch_up import ABREAST, catch_up, come_abreast, resume
+from peer.swarm.rounds.catch_up import ABREAST, catch_up, come_abreast, resume_from_folder
 from peer.swarm.rounds.outer_round import OuterLoop
 from peer.swarm.rounds.parts import FollowedPart, FollowedParts
 from peer.swarm.rounds.round_policy import Pace
@@ -58,7 +58,7 @@ async def outer_loop(node: Node, authored: Sequence[Part]) -> OuterLoop:
         pace=Pace(place.manifest.outer.patience),
         asked_to_leave=node.asked_to_leave,
     )
-    await resume(outer)
+    await resume_from_folder(outer)
     intake.begin(followed.check)
     return outer
 

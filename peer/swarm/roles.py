@@ -21,7 +21,7 @@ def authors(peers: Peers, part: Part) -> Peers:
     )
 
 
-def free(peers: Peers, stage: int) -> Peers:
+def free_volunteers(peers: Peers, stage: int) -> Peers:
     """Volunteers of a stage that are in no group, and hold the newest state of it."""
     there = (peer for peer in peers if peer.role == "volunteer" and peer.stage == stage)
     return tuple(peer for peer in there if not peer.replica and holds_newest(peer))

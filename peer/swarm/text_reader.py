@@ -15,7 +15,7 @@ from peer.store.blocks import BlockCache, BlockStore
 from peer.store.membership import mirrors_of, node_of
 from peer.telemetry.events import Listener
 from peer.torch_thread import TorchThread
-from protocol.addresses import Ip, is_ip, split
+from protocol.addresses import Ip, is_ip, split_address
 from protocol.clock import monotonic
 from protocol.errors import FormatError, ResourceError
 from protocol.manifest import Manifest
@@ -131,7 +131,7 @@ def is_nodes_own(ip: Ip, node: Reachable | None) -> bool:
     A name is not enough: who chose it may have it stand for another address tomorrow."""
     if node is None:
         return False
-    host, _ = split(node.address)
+    host, _ = split_address(node.address)
     return is_ip(host) and ip_address(host) == ip
 
 

@@ -45,7 +45,7 @@ class Suspicion:
     since: int = 0
 
 
-def objection(gain: float, alike: float) -> str:
+def trial_objection(gain: float, alike: float) -> str:
     """Why what a newcomer contributed on trial should not count; empty: it may.
 
     `alike` is the largest share of places, beyond chance, that it has in common with another's.

@@ -3,12 +3,12 @@ Pure."""
 
 from collections.abc import Collection, Iterable
 
-from peer.swarm.roles import free, looking, replicas
+from peer.swarm.roles import free_volunteers, looking, replicas
 from peer.swarm.surplus import stage_in_need
 from peer.telemetry.decisions import Waiting
 from protocol.identity import Part, PeerId, stage_part
 from protocol.manifest import Manifest
-from protocol.outer.phases import RunView, lacking, target
+from protocol.outer.phases import RunView, lacking_parts, target
 from protocol.outer.window import SKEW
 from protocol.trust.records import PeerRecord, Peers, lost_states
 from protocol.wording import LOST, lasting, parts_named, so_many, state_after, tails
@@ -110,7 +110,7 @@ def for_a_lost_state(peers: Peers, manifest: Manifest) -> Waiting | None:
 def for_the_newest_state(view: RunView) -> Waiting:
     """The wait of a peer whose own state is older than the run's newest: for those who are here to give that, or for
     one to bring it back."""
-    missing = lacking(view)
+    missing = lacking_parts(view)
     if missing:
         return Waiting(state_after(view.run, parts_named(missing)), LOST, 0, len(missing))
     return Waiting(
@@ -202,7 +202,7 @@ def _for_stages(peers: Peers, manifest: Manifest, missing: Collection[int], roun
     counts, stages = _volunteers(peers, manifest), manifest.replicas.stages
     named = []
     for stage in sorted(missing):
-        able = free(peers, stage)
+        able = free_volunteers(peers, stage)
         behind = sum(peer.round + SKEW < round for peer in able)
         far = f", {behind} of them rounds behind" if behind else ""
         whom = f"a free volunteer of stage {stage} ({counts[stage]} there, {len(able)} free{far})"

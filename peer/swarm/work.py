@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from peer.compute.calibration import tokens_per_second, told
+from peer.compute.calibration import rounded_speed, tokens_per_second
 from peer.compute.evaluation import Evaluates, Evaluator
 from peer.compute.replica import Replica, WholeReplica
 from peer.compute.trainer import StageTrainer
@@ -65,7 +65,7 @@ async def serve_stage(node: Node) -> None:
     if arithmetic.compiled:  # before others wait for this peer
         node.emit(Progress(COMPILING))
     speed = await thread.run(tokens_per_second, trainer)
-    node.discovery.tell(tokens_per_second=told(speed))
+    node.discovery.tell(tokens_per_second=rounded_speed(speed))
     await thread.run(trainer.forget_start)  # each round loads its own; a spare may follow for long
     split_backward = settings.schedule == "zero-bubble"
     if split_backward:
@@ -182,7 +182,7 @@ async def _all_there(outer: OuterLoop, replica: object, ends: Callable[[], objec
     return True
 
 
-async def observe(node: Node) -> None:
+async def follow_and_evaluate(node: Node) -> None:
     """Follow all rounds and evaluate each, unless this peer only holds the last state; contribute nothing."""
     outer = await outer_loop(node, [])
     evaluator = None

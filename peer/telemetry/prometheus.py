@@ -13,7 +13,7 @@ from peer.telemetry.decisions import Avoided, NotCounted, Pulse, Resynchronised
 from peer.telemetry.events import Evaluated, Event, GroupBroken, Joined, Refused, RoundDone, StepDone
 from peer.telemetry.group_decisions import MemberReplaced
 from peer.telemetry.status import DaemonState, Status
-from protocol.addresses import join, read_place
+from protocol.addresses import join_address, read_place
 from protocol.errors import FormatError, ResourceError, UserError
 
 STEP_SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250)
@@ -118,9 +118,11 @@ def served(registry: CollectorRegistry, text: str) -> Iterator[str]:
     try:
         server, thread = start_http_server(port, host, registry)
     except OSError as error:
-        raise ResourceError(f"--metrics {join(host, port)}: {error.strerror or error}; give another port") from None
+        raise ResourceError(
+            f"--metrics {join_address(host, port)}: {error.strerror or error}; give another port"
+        ) from None
     try:
-        yield f"http://{join(host, server.server_port)}/metrics"
+        yield f"http://{join_address(host, server.server_port)}/metrics"
     finally:
         server.shutdown()
         server.server_close()

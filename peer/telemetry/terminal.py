@@ -40,7 +40,7 @@ from peer.telemetry.group_decisions import CompressionChosen, Dismissed, MemberC
 from peer.telemetry.run_report import Report
 from peer.telemetry.status import Status
 from protocol.clock import monotonic
-from protocol.wording import clock, lasting, since, size, so_many, tail
+from protocol.wording import lasting, minutes_and_seconds, since, size, so_many, tail
 
 SPARKS = "▁▂▃▄▅▆▇█"
 
@@ -294,7 +294,7 @@ class TestnetScreen:
         if self.bar is not None:
             self.bar.update(self.bar.task_ids[0], completed=self.steps_done)
         if isinstance(event, Injected):
-            self.console.print(f"{clock(seconds)} {process}: {event.words}", markup=False, soft_wrap=True)
+            self.console.print(f"{minutes_and_seconds(seconds)} {process}: {event.words}", markup=False, soft_wrap=True)
         elif self.live is None and isinstance(event, TOLD):
             line = event.words if not isinstance(event, Serving) else f"Serving run {event.run_id[:12]}"
             self.console.print(f"{process}: {line}", markup=False, soft_wrap=True)
@@ -321,7 +321,7 @@ class TestnetScreen:
 # The end of a run
 
 
-def summary(report: Report) -> Group:
+def report_tables(report: Report) -> Group:
     """The final table of a run."""
     result = report.result()
     table = Table("round", "loss", "plain", "tokens", "seconds", "contributions", box=None, header_style="bold")
@@ -352,7 +352,9 @@ def chaos_table(chaos: dict[str, Any]) -> Group:
     table = Table(*(Column(name, overflow="fold") for name in columns), box=None, header_style="bold")
     for fault in chaos["faults"]:
         done = fault["seconds"] is not None
-        when = (f"{fault['place'][0]}.{fault['place'][1]}", clock(fault["seconds"])) if done else ("–", "–")
+        when = (
+            (f"{fault['place'][0]}.{fault['place'][1]}", minutes_and_seconds(fault["seconds"])) if done else ("–", "–")
+        )
         steps = str(fault["steps_lost"]), str(fault["steps_missed"])
         lost = (f"{fault['seconds_lost']:.1f}", *steps) if done else ("–", "–", "–")
         table.add_row(fault["fault"], Text("\n".join(fault["actions"])), *when, *lost)

@@ -15,7 +15,7 @@ from peer.process import first_error
 from peer.telemetry.damage import damages
 from peer.telemetry.events import RoundDone, from_line
 from peer.telemetry.run_report import COMPLETED, Chaos
-from peer.telemetry.terminal import TestnetScreen, summary
+from peer.telemetry.terminal import TestnetScreen, report_tables
 from peer.telemetry.toll import tolls
 from peer.testnet import namespaces
 from peer.testnet.child import TestnetError
@@ -57,7 +57,7 @@ async def run_testnet(
             except CompareError as error:
                 report.failure = str(error)
     report.write(options.report or Path("report.json"))
-    screen.console.print(summary(report))
+    screen.console.print(report_tables(report))
     if report.verdict() != COMPLETED:
         raise TestnetError(f"{report.verdict()}\nEverything the processes wrote is in {directory}")
     if options.directory is None:

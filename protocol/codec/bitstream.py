@@ -27,7 +27,7 @@ def pack_fixed(values: Shorts, width: int) -> bytes:
     padded = values if len(values) % 8 == 0 else np.append(values, np.zeros(-len(values) % 8, np.uint16))
     packed = []
     for shift, bits in pieces(width):
-        piece = np.empty(fixed_bytes(len(values), bits), np.uint8)
+        piece = np.empty(packed_bytes(len(values), bits), np.uint8)
         _packer(shift, bits)(padded, piece)
         packed.append(piece.tobytes())
     return b"".join(packed)
@@ -43,7 +43,7 @@ def pieces(width: int) -> list[tuple[int, int]]:
     return cut
 
 
-def fixed_bytes(count: int, width: int) -> int:
+def packed_bytes(count: int, width: int) -> int:
     """The length in bytes of `count` packed values."""
     return sum((count * bits + 7) // 8 for _, bits in pieces(width))
 
@@ -54,11 +54,11 @@ def unpack_fixed(data: bytes, width: int, values: Shorts) -> None:
     Raises:
         FormatError: there are more or fewer bytes, or bits beyond the last value.
     """
-    if len(data) != fixed_bytes(len(values), width):
+    if len(data) != packed_bytes(len(values), width):
         raise FormatError(f"{len(data)} bytes for {len(values)} values of {width} bits")
     packed, start = np.frombuffer(data, np.uint8), 0
     for shift, bits in pieces(width):
-        end = start + fixed_bytes(len(values), bits)
+        end = start + packed_bytes(len(values), bits)
         if not _unpacker(shift, bits)(packed[start:end], values):
             raise FormatError("bits are set beyond the last value")
         start = end

@@ -22,6 +22,6 @@ def compiled(function: Function) -> Function:
     return cast(Function, numba.njit(cache=True, nogil=True)(function))
 
 
-def kept_in(function: Callable[..., object]) -> Path:
+def compiled_folder(function: Callable[..., object]) -> Path:
     """The folder in which what has been compiled of a function is kept."""
     return Path(cast(Any, function).stats.cache_path)

@@ -55,7 +55,7 @@ class Contribution:
     slot: int = 0
 
 
-def digest(blob: bytes) -> str:
+def contribution_digest(blob: bytes) -> str:
     """A contribution's address: the hex SHA-256 of its bytes."""
     return hashlib.sha256(blob).hexdigest()
 
@@ -98,7 +98,7 @@ def compose(
     pieces = [header, author]
     sent: dict[str, SparseTensor] = {}
     for tensor, grid in grids(manifest, name.part).items():
-        unary, rests = rice.encode(picked[tensor].offsets, grid)
+        unary, rests = rice.encode_offsets(picked[tensor].offsets, grid)
         payload, values = quantize(picked[tensor].values, codec)
         pieces += [LENGTH.pack(len(unary)), unary, rests, payload]
         sent[tensor] = SparseTensor(picked[tensor].offsets, values)
@@ -163,7 +163,7 @@ def _tensor(reader: "ByteReader", name: str, grid: ChunkGrid, manifest: Manifest
     rests = reader.take(rice.rest_bytes(grid), name)
     payload = reader.take(payload_bytes(grid.kept, manifest.outer.values), name)
     try:
-        offsets = rice.decode(unary, rests, grid)
+        offsets = rice.decode_offsets(unary, rests, grid)
         values = dequantize(payload, grid.kept, manifest.outer.values)
     except FormatError as error:
         raise FormatError(f"{name}: {error}") from None

@@ -16,7 +16,7 @@ import struct
 import numpy as np
 from numpy.typing import NDArray
 
-from protocol.codec.bitstream import Int32Array, Octets, fixed_bytes
+from protocol.codec.bitstream import Int32Array, Octets, packed_bytes
 from protocol.codec.compiled import compiled
 from protocol.errors import FormatError
 from protocol.tensor_formats import FORMATS, Codec
@@ -36,7 +36,7 @@ BLOCK = 32
 
 def payload_bytes(count: int, codec: Codec) -> int:
     """The length in bytes of `count` values on the wire."""
-    return (LEVELS.size if codec == "2bit" else 0) + fixed_bytes(count, FORMATS[codec].bits)
+    return (LEVELS.size if codec == "2bit" else 0) + packed_bytes(count, FORMATS[codec].bits)
 
 
 def quantize(values: Int32Array, codec: Codec) -> tuple[bytes, Int32Array]:
@@ -52,7 +52,7 @@ def quantize(values: Int32Array, codec: Codec) -> tuple[bytes, Int32Array]:
         high = low
     elif 2 * smallest > low + high:
         low = high
-    packed = np.zeros(fixed_bytes(len(values), 2), np.uint8)
+    packed = np.zeros(packed_bytes(len(values), 2), np.uint8)
     _encode(values, low, high, packed, sent)
     return LEVELS.pack(low, high) + packed.tobytes(), sent
 

@@ -7,7 +7,7 @@ rising offsets cannot be broken by any bytes; that they stay inside their chunk 
 
 import numpy as np
 
-from protocol.codec.bitstream import Shorts, fixed_bytes, pack_fixed, pack_unary, unpack_fixed, unpack_unary
+from protocol.codec.bitstream import Shorts, pack_fixed, pack_unary, packed_bytes, unpack_fixed, unpack_unary
 from protocol.codec.chunks import CHUNK_SIZE, ChunkGrid, Offsets
 from protocol.codec.compiled import compiled
 from protocol.errors import FormatError
@@ -19,7 +19,7 @@ def parameter(grid: ChunkGrid) -> int:
     return max(0, (69 * size // (100 * k)).bit_length() - 1)
 
 
-def encode(offsets: Offsets, grid: ChunkGrid) -> tuple[bytes, bytes]:
+def encode_offsets(offsets: Offsets, grid: ChunkGrid) -> tuple[bytes, bytes]:
     """Encode offsets [kept], which rise in each chunk, as (unary stream, stream of rests)."""
     gaps = np.empty(grid.kept, np.uint16)
     _gaps(np.asarray(offsets, np.int16), grid.k, gaps)
@@ -44,10 +44,10 @@ def longest_unary_bytes(grid: ChunkGrid) -> int:
 
 def rest_bytes(grid: ChunkGrid) -> int:
     """The length in bytes of the stream of rests."""
-    return fixed_bytes(grid.kept, parameter(grid))
+    return packed_bytes(grid.kept, parameter(grid))
 
 
-def decode(unary: bytes, rests: bytes, grid: ChunkGrid) -> Offsets:
+def decode_offsets(unary: bytes, rests: bytes, grid: ChunkGrid) -> Offsets:
     """Decode the offsets [kept], in canonical order.
 
     Raises:

@@ -85,7 +85,7 @@ def pieces_of(tensors: Iterable[Values]) -> Iterator[bytes]:
         yield rest
 
 
-def describe(
+def header_of(
     part: Part, round: int, history: History, tensors: Iterable[Values], reading: Reading | None = None
 ) -> Header:
     """Make the header of a state; `tensors` are in the layout's order."""

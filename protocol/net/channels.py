@@ -28,7 +28,7 @@ from protocol.errors import (
 )
 from protocol.identity import PeerId
 from protocol.limits import DOOR_MESSAGE_BYTES, DOOR_STREAMS, STREAMS, TLS_SECONDS
-from protocol.manifest import Manifest, difference, message_bytes, parse_manifest
+from protocol.manifest import Manifest, first_difference, message_bytes, parse_manifest
 from protocol.net.lenient import AnyAnswer
 from protocol.trust import certificates
 from protocol.trust.certificates import Caller, dns_name
@@ -223,7 +223,7 @@ def _manifest_error(canonical: str, address: str, ours: Manifest | None) -> Hetp
         theirs = parse_manifest(canonical.encode())
     except ManifestError:
         return PeerError(f"{address} refused our manifest and sent none of its own")
-    field = difference(ours, theirs) if ours else None
+    field = first_difference(ours, theirs) if ours else None
     return ManifestError(f"{address} runs another manifest: {field or 'this peer sent none'}")
 
 

@@ -200,7 +200,7 @@ class Dht:
                     return ""
                 if died.done():
                     return f"died (exit code {self.p2p._child.returncode})"
-                missed = 0 if await libp2p.answers(self.p2p, self.calls.tasks) else missed + 1
+                missed = 0 if await libp2p.p2pd_answers(self.p2p, self.calls.tasks) else missed + 1
                 large = large + 1 if libp2p.held_bytes(self.p2p) > LIBP2P_BYTES else 0
                 if large:
                     for peer in await self.streams.connected():

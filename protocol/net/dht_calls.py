@@ -31,7 +31,7 @@ from protocol.limits import (
     DHT_SILENT_SECONDS,
     RECORDS_READ,
 )
-from protocol.net.dht_checks import Checks, DhtEntry, is_plausible, packed, unpacked
+from protocol.net.dht_checks import Checks, DhtEntry, is_plausible, packed_dictionary, unpacked
 from protocol.net.tasks import Children
 
 KEY_BYTES = 20
@@ -98,7 +98,7 @@ class Calls:
                 if len(request.keys) > DHT_KEYS:
                     raise RefusedError(f"more than {DHT_KEYS} keys")
                 response = await handler(request, context)
-                cut(response)
+                shorten_answer(response)
                 self.checks.costs.charge(source, len(request.keys) + response.ByteSize() / BYTES_A_CALL)
                 return response
             return await handler(request, context)
@@ -241,7 +241,7 @@ class Calls:
                 found = [DhtEntry(name, *each) for each in unpacked(result.value)]
                 valid = await self.checks.valid(random.sample(found, min(len(found), RECORDS_READ)), peer)
             result.type = dht_pb2.FOUND_DICTIONARY if valid else dht_pb2.NOT_FOUND
-            result.value = packed(valid) if valid else b""
+            result.value = packed_dictionary(valid) if valid else b""
             result.expiration_time = max((each.expiration for each in valid), default=0.0)
 
     # What hivemind is given
@@ -279,10 +279,10 @@ class Calls:
         return Between
 
 
-def cut(response: Any) -> None:
+def shorten_answer(response: Any) -> None:
     """Shorten an answer so that it can be sent: a random half of the longest dictionary goes, until it is short
     enough."""
     while sum(len(each.value) for each in response.results) > DHT_ANSWER_BYTES:
         longest = max(response.results, key=lambda each: len(each.value))
         found = [DhtEntry("", *each) for each in unpacked(longest.value)]
-        longest.value = packed(random.sample(found, len(found) // 2))
+        longest.value = packed_dictionary(random.sample(found, len(found) // 2))

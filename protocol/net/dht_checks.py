@@ -142,7 +142,7 @@ def latest(now: float) -> float:
     return (now // CLOCK_SLACK_SECONDS + 2) * CLOCK_SLACK_SECONDS + RECORD_SECONDS
 
 
-def digest(entry: DhtEntry) -> bytes:
+def entry_digest(entry: DhtEntry) -> bytes:
     """The hash by which an entry that was checked is known again."""
     return sha256(msgpack.packb(entry)).digest()
 
@@ -173,7 +173,7 @@ def _scalar(data: bytes) -> object:
     return msgpack.unpackb(data, max_array_len=0, max_map_len=0)
 
 
-def packed(entries: Iterable[DhtEntry]) -> bytes:
+def packed_dictionary(entries: Iterable[DhtEntry]) -> bytes:
     """Write a dictionary as hivemind sends it."""
     items = [[each.owner, each.value, each.expiration] for each in entries]
     last = max((each.expiration for each in entries), default=0.0)
@@ -246,7 +246,7 @@ class Checks:
         cards beside their own are owed. A peer of the run has checked what it passes on: for what cannot be valid
         anywhere it is reported; a stranger pays for as many signatures as a record can have."""
         now = unix_time()
-        plausible = {digest(each): each for each in entries if is_plausible(each, now)}
+        plausible = {entry_digest(each): each for each in entries if is_plausible(each, now)}
         new = [each for key, each in plausible.items() if key not in self.verified and self.costs.spend(source, 1.0)]
         if new:
             judged = await asyncio.get_running_loop().run_in_executor(self.worker, _judge, self.rules, new)
@@ -259,14 +259,14 @@ class Checks:
 
     def holds(self, entry: DhtEntry) -> bool:
         """Whether an entry, which may have been checked already, is valid."""
-        return digest(entry) in self.verified or is_valid(self.rules, *entry, unix_time())
+        return entry_digest(entry) in self.verified or is_valid(self.rules, *entry, unix_time())
 
     def stop(self) -> None:
         """Stop checking."""
         self.worker.shutdown(wait=False, cancel_futures=True)
 
     def _note(self, entry: DhtEntry) -> None:
-        self.verified[digest(entry)] = None
+        self.verified[entry_digest(entry)] = None
         self.members[entry.owner] = max(entry.expiration, self.members.get(entry.owner, 0.0))
         if len(self.verified) > CHECKED_RECORDS_KEPT:
             self.verified.popitem(last=False)

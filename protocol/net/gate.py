@@ -22,7 +22,7 @@ from urllib.parse import unquote
 import grpc
 
 from protocol import descriptors
-from protocol.addresses import LOOPBACK, WILDCARDS, join
+from protocol.addresses import LOOPBACK, WILDCARDS, join_address
 from protocol.clock import monotonic
 from protocol.errors import ResourceError
 from protocol.identity import PeerId
@@ -347,7 +347,7 @@ async def _bound(host: str, port: int) -> socket.socket:
         family, *_, address = min(addresses, key=lambda address: address[0] != socket.AF_INET)
         return socket.create_server((str(address[0]), port), family=family, backlog=BACKLOG)
     except OSError:
-        where = join(host, port)
+        where = join_address(host, port)
         raise ResourceError(
             f"cannot listen on {where}: the port is taken or the address is not ours; try --listen"
         ) from None

@@ -58,7 +58,7 @@ async def charge(context: Any, cost: float, for_what: str) -> None:
         await refuse(context, f"too much at once: {for_what}; wait a moment")
 
 
-def nobody(peer: PeerId) -> str:
+def no_objection(peer: PeerId) -> str:
     """An objection to nobody."""
     return ""
 
@@ -85,7 +85,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generi
     """The guard of a server, before all its handlers. `objection` is asked at every call; `authenticated` is told of
     every call that may be made, by which peer it is, and the name that gRPC has for the caller's connection."""
 
-    objection: Objection = nobody
+    objection: Objection = no_objection
     authenticated: Callable[[str, PeerId], None] = no_gate
     clock: Callable[[], float] = monotonic
     allowances: OrderedDict[PeerId, Allowance] = field(default_factory=OrderedDict)

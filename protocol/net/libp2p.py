@@ -83,7 +83,7 @@ async def end(p2p: Any) -> None:
     await p2p._child.wait()
 
 
-async def answers(p2p: Any, tasks: Children) -> bool:
+async def p2pd_answers(p2p: Any, tasks: Children) -> bool:
     """Whether the daemon answers hivemind, over the one connection between the two, by which all calls go, both ways.
     If either end has ceased to read it, the daemon and this process both live, and nobody finds this node.
 

@@ -39,8 +39,8 @@ from protocol.limits import (
     RELAY_STREAMS_OF_PEER,
 )
 from protocol.net.allowances import TokenBucket
-from protocol.net.guard import Objection, nobody
-from protocol.net.streams import Spend, Stream, Streams, expect_yes, free, open_tunnel, splice
+from protocol.net.guard import Objection, no_objection
+from protocol.net.streams import Spend, Stream, Streams, expect_yes, open_tunnel, splice, unlimited
 from protocol.net.tasks import Children
 from protocol.trust.membership_card import Authority
 
@@ -73,8 +73,8 @@ class Relay:
 
     streams: Streams
     authority: Authority
-    objection: Objection = nobody
-    pay: Spend = free
+    objection: Objection = no_objection
+    pay: Spend = unlimited
     """A function that waits for the turn of so many bytes on this node's own line, each way."""
     clock: Clock = monotonic
     held: dict[PeerId, Stream] = field(default_factory=dict)

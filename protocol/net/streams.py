@@ -218,11 +218,11 @@ async def expect_yes(stream: Stream, who: str) -> None:
         raise RefusedError(f"{who} refused: {reason.decode(errors='replace')}")
 
 
-async def free(count: int) -> None:
+async def unlimited(count: int) -> None:
     """Let any number of bytes pass at once."""
 
 
-async def splice(one: Stream, other: Stream, spend: Spend = free) -> None:
+async def splice(one: Stream, other: Stream, spend: Spend = unlimited) -> None:
     """Carry bytes both ways until an end hangs up; then hang up on the other. No more is read than is taken. `spend` is
     asked before each piece of at most `CHUNK_BYTES` is passed on."""
 

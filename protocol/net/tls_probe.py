@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from protocol.addresses import split
+from protocol.addresses import split_address
 from protocol.errors import FormatError, UnreachableError
 from protocol.identity import PeerId
 from protocol.net.tasks import first_success
@@ -50,7 +50,7 @@ async def probe(address: str, seconds: float) -> TlsProbe:
         OSError: nobody answers in time, or who does hangs up.
         FormatError: `address` is none.
     """
-    host, port = split(address)
+    host, port = split_address(address)
     begun = time.perf_counter()
     try:
         async with asyncio.timeout(seconds):

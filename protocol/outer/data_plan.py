@@ -185,7 +185,7 @@ def newcomers(known: int) -> int:
     return max(NEWCOMERS, known)
 
 
-def beginning(share: Spans, count: int) -> Spans:
+def first_chunks(share: Spans, count: int) -> Spans:
     """The first chunks of a share."""
     return _cut(share, [count])[0]
 

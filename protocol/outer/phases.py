@@ -127,7 +127,7 @@ def phase_of(view: RunView) -> RunPhase:
         return RunPhase.MISSED_END
     if is_abreast(view):
         return RunPhase.TRAINING if view.begun else RunPhase.GATHERING
-    return RunPhase.AWAITING_STATE if lacking(view) else RunPhase.CATCHING_UP
+    return RunPhase.AWAITING_STATE if lacking_parts(view) else RunPhase.CATCHING_UP
 
 
 def is_abreast(view: RunView) -> bool:
@@ -149,7 +149,7 @@ def stands(view: RunView, part: PartView) -> bool:
     return view.finished >= part.newest or (part.complete and view.finished + 1 == part.newest)
 
 
-def lacking(view: RunView) -> list[Part]:
+def lacking_parts(view: RunView) -> list[Part]:
     """The parts that a peer needs from others, and that nobody here holds as they are known to have been held. A holder
     may be as many rounds behind as messages take."""
     return [

@@ -42,7 +42,7 @@ def different(ledger: Ledger, theirs: Summary) -> list[bytes]:
     return [entry.key for round in sorted(mine) for entry in mine[round]]
 
 
-def lacking(ledger: Ledger, keys: list[bytes]) -> list[bytes]:
+def lacking_keys(ledger: Ledger, keys: list[bytes]) -> list[bytes]:
     """Select the keys of the other's to ask for. What waits here for receipts is asked for again: there may be more
     now."""
     have = {entry.key for entry in ledger.all_entries()}

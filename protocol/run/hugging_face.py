@@ -31,7 +31,7 @@ from protocol.manifest import Manifest
 from protocol.model_sizes import Model, NgramTables
 from protocol.run.model_config import NO_NGRAMS, read_cut, read_ngrams, read_sizes
 from protocol.run.run_files import BASIS, TOKENIZER, tokenizer_bytes
-from protocol.tensor_formats import FORMATS, to_units
+from protocol.tensor_formats import FORMATS, array_to_units
 from protocol.toml_tables import MOST_QUOTED_CHARACTERS
 
 CONFIG = "config.json"
@@ -118,7 +118,7 @@ class ModelFolder:
             UserError: it cannot be read, or a value is none that a run can hold.
         """
         try:
-            return to_units(self.read(name))
+            return array_to_units(self.read(name))
         except OverflowError:
             raise UserError(
                 f"{self.folder}: {name} has a value outside ±32, or one that is no number: a run cannot hold it"
@@ -299,7 +299,7 @@ def read_tokenizer(path: Path, vocabulary: int) -> Tokenizer:
     return tokenizer
 
 
-def encode(tokenizer: Tokenizer, text: str) -> list[int]:
+def encode_text(tokenizer: Tokenizer, text: str) -> list[int]:
     """The tokens of a text, with those that the tokenizer puts around each.
 
     Raises:

@@ -78,7 +78,7 @@ def require_same(descriptor: Descriptor, folder: Path) -> None:
         raise ResourceError(f"{folder} holds other text than the run's: its {DATA} is another one")
 
 
-def link(directory: Path, folder: Path) -> None:
+def note_prepared_text(directory: Path, folder: Path) -> None:
     """Note in a run's folder where its prepared text is on this machine."""
     write_atomically(directory / LINK, f"{folder.resolve()}\n".encode())
 

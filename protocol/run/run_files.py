@@ -104,7 +104,7 @@ class Descriptor:
         raise KeyError(name)
 
 
-def describe(manifest: Manifest, operator: PeerId, files: Iterable[RunFile]) -> Descriptor:
+def descriptor_of(manifest: Manifest, operator: PeerId, files: Iterable[RunFile]) -> Descriptor:
     """Make the descriptor of a run from its files, which are in any order."""
     return Descriptor(manifest, operator, tuple(sorted(files, key=lambda file: file.name)))
 
@@ -127,7 +127,7 @@ def parse_descriptor(data: bytes, run_id: RunId) -> Descriptor:
         operator = PeerId(str(document["operator"]))
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, ManifestError) as error:
         raise FormatError(f"not a run's descriptor: {error}"[:MOST_QUOTED_CHARACTERS]) from None
-    descriptor = describe(manifest, operator, files)
+    descriptor = descriptor_of(manifest, operator, files)
     if [file.name for file in descriptor.files] != file_names(manifest, descriptor.prepared):
         raise FormatError("not a run's descriptor: its files are not those of its manifest")
     require_sizes(descriptor)

@@ -49,7 +49,7 @@ class Attestation:
 
 def grant(operator: Identity, authority: Authority, attester: PeerId) -> bytes:
     """Sign the operator's word that a peer may attest."""
-    return signed.sign(operator, GRANT, [authority.run, attester])
+    return signed.sign_fields(operator, GRANT, [authority.run, attester])
 
 
 def read_grant(data: bytes, authority: Authority) -> PeerId:
@@ -68,7 +68,7 @@ def read_grant(data: bytes, authority: Authority) -> PeerId:
 def attest(identity: Identity, authority: Authority, attestation: Attestation, granted: bytes) -> bytes:
     """Sign an attestation. `granted` is the operator's word that this peer may."""
     states = {part: [bytes.fromhex(digest), count] for part, (digest, count) in sorted(attestation.states.items())}
-    return signed.sign(identity, KIND, [authority.run, attestation.round, attestation.since, states, granted])
+    return signed.sign_fields(identity, KIND, [authority.run, attestation.round, attestation.since, states, granted])
 
 
 def read_attestation(data: bytes, authority: Authority) -> Attestation:

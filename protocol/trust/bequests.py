@@ -78,7 +78,7 @@ def sign_bequest(signer: Signer, bequest: Bequest) -> bytes:
     """Sign an offer; the card tells the stage."""
     sha256 = bytes.fromhex(bequest.sha256)
     fields = [signer.authority.run, bequest.heir, bequest.number, sha256, bequest.size, signer.card]
-    return signed.sign(signer.identity, KIND, fields)
+    return signed.sign_fields(signer.identity, KIND, fields)
 
 
 def read_bequest(data: bytes, authority: Authority) -> Bequest:
@@ -102,7 +102,7 @@ def sign_answer(signer: Signer, bequest: Bequest, reason: str) -> bytes:
     """Sign the heir's answer: an empty `reason` means that the bequest is taken and safe on disk, any other that it is
     not taken, and why."""
     fields = [signer.authority.run, bequest.giver, bequest.number, reason[:REASON_CHARACTERS]]
-    return signed.sign(signer.identity, ANSWER, fields)
+    return signed.sign_fields(signer.identity, ANSWER, fields)
 
 
 def read_answer(data: bytes, bequest: Bequest, authority: Authority) -> str:

@@ -53,7 +53,7 @@ class Identity:
         return r.to_bytes(_ORDER_BYTES, "big") + s.to_bytes(_ORDER_BYTES, "big")
 
 
-def verify(public: bytes, data: bytes, signature: bytes) -> PeerId:
+def signer_of(public: bytes, data: bytes, signature: bytes) -> PeerId:
     """Check a signature. Returns the id of the peer whose key made it.
 
     Raises:

@@ -129,7 +129,7 @@ class Authority:
 
     def _message(self, data: bytes, kind: str) -> tuple[PeerId, list[Any], Card, tuple[bytes, ...]]:
         """Read what a message and its signer's cards claim. **Nothing of it is checked yet.**"""
-        signer, fields = signed.claimed(data, kind)
+        signer, fields = signed.claimed_fields(data, kind)
         match fields:
             case [self.run, *_, bytes(card_data)]:
                 card, chain = self._claimed(card_data)
@@ -154,7 +154,7 @@ class Authority:
 
     def _level(self, data: bytes) -> tuple[PeerId, Card, bytes]:
         """Read one card. Returns who would have signed it, what it says, and the bytes of that peer's own card."""
-        issuer, fields = signed.claimed(data, CARD_KIND)
+        issuer, fields = signed.claimed_fields(data, CARD_KIND)
         card, run, by = _parse(fields)
         if run != self.run:
             raise FormatError(f"the card of {card.peer} is of another run")
@@ -173,7 +173,7 @@ class Signer:
 
 def issue(identity: Identity, run: RunId, card: Card, own_card: bytes = b"") -> bytes:
     """Sign the card of a peer. `own_card` is the issuer's, if it is a gateway."""
-    return signed.sign(
+    return signed.sign_fields(
         identity, CARD_KIND, [run, card.peer, card.role, card.stage, card.slot, int(card.on_trial), own_card]
     )
 

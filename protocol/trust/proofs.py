@@ -19,17 +19,17 @@ def sign_contribution(signer: Signer, part: Part, round: int, sha256: str, size:
     """Sign a contribution of this peer's."""
     name = ContributionName(part, round, signer.identity.peer_id)
     fields = [signer.authority.run, part, round, bytes.fromhex(sha256), size, signer.card]
-    return Entry(name, sha256, size, signed.sign(signer.identity, CONTRIBUTION, fields))
+    return Entry(name, sha256, size, signed.sign_fields(signer.identity, CONTRIBUTION, fields))
 
 
 def sign_receipt(signer: Signer, entry: Entry) -> bytes:
     """Sign that this peer has accepted an entry."""
     name = entry.name
     fields = [signer.authority.run, name.part, name.round, name.author, bytes.fromhex(entry.sha256), signer.card]
-    return signed.sign(signer.identity, RECEIPT, fields)
+    return signed.sign_fields(signer.identity, RECEIPT, fields)
 
 
-def claimed(proof: bytes, authority: Authority) -> Entry:
+def claimed_entry(proof: bytes, authority: Authority) -> Entry:
     """Read the entry that a proof claims to be of. **Nothing of it is checked yet.**
 
     Raises:
@@ -37,7 +37,7 @@ def claimed(proof: bytes, authority: Authority) -> Entry:
     """
     if len(proof) > PROOF_BYTES:
         raise FormatError(f"a contribution's proof of {len(proof)} bytes, where {PROOF_BYTES} are allowed")
-    author, fields = signed.claimed(proof, CONTRIBUTION)
+    author, fields = signed.claimed_fields(proof, CONTRIBUTION)
     return _entry(proof, author, fields, authority)
 
 
@@ -109,16 +109,16 @@ def _holder(receipt: bytes, entry: Entry, authority: Authority) -> PeerId | None
     """
     name = entry.name
     expected: list[Any] = [authority.run, name.part, name.round, name.author, bytes.fromhex(entry.sha256)]
-    if len(receipt) > PROOF_BYTES or signed.claimed(receipt, RECEIPT)[1][:-1] != expected:
+    if len(receipt) > PROOF_BYTES or signed.claimed_fields(receipt, RECEIPT)[1][:-1] != expected:
         raise FormatError(f"{name}: it came with what is no receipt for it")
     holder, _, card = authority.read_signed(receipt, RECEIPT)
     return holder if card.may_author(name.part) else None
 
 
-def revoke(operator: Identity, authority: Authority, revocation: Revocation) -> bytes:
+def sign_revocation(operator: Identity, authority: Authority, revocation: Revocation) -> bytes:
     """Sign a revocation, as the operator."""
     fields = [authority.run, revocation.author, revocation.start, revocation.issued]
-    return signed.sign(operator, REVOCATION, fields)
+    return signed.sign_fields(operator, REVOCATION, fields)
 
 
 def read_revocation(data: bytes, authority: Authority) -> Revocation:

@@ -92,7 +92,7 @@ class CountedReceipt:
 Receipt = Work | CountedReceipt
 
 
-def sign(signer: Signer, receipt: Receipt) -> bytes:
+def sign_credit_receipt(signer: Signer, receipt: Receipt) -> bytes:
     """Sign a receipt as this peer, whose card tells its own stage."""
     run, card = signer.authority.run, signer.card
     match receipt:
@@ -100,10 +100,10 @@ def sign(signer: Signer, receipt: Receipt) -> bytes:
             counts = [receipt.attempts, receipt.forward, receipt.backward, receipt.tokens]
             where = [receipt.replica, receipt.stage, receipt.since]
             fields = [run, receipt.receiver, receipt.round, *where, *counts, card]
-            return signed.sign(signer.identity, WORK, fields)
+            return signed.sign_fields(signer.identity, WORK, fields)
         case CountedReceipt():
             what = [receipt.part, bytes.fromhex(receipt.sha256), receipt.steps]
-            return signed.sign(signer.identity, COUNTED, [run, receipt.receiver, receipt.round, *what, card])
+            return signed.sign_fields(signer.identity, COUNTED, [run, receipt.receiver, receipt.round, *what, card])
 
 
 def read_receipt(data: bytes, authority: Authority) -> Receipt:
@@ -211,13 +211,13 @@ class Verifier:
 # In a file: a line each
 
 
-def to_line(data: bytes) -> bytes:
+def receipt_to_line(data: bytes) -> bytes:
     """Encode a receipt as a line."""
     return base64.b64encode(data) + b"\n"
 
 
-def from_line(line: bytes) -> bytes:
-    """Decode a line that `to_line` made. A newline at the end may be missing.
+def receipt_from_line(line: bytes) -> bytes:
+    """Decode a line that `receipt_to_line` made. A newline at the end may be missing.
 
     Raises:
         FormatError: it is none.

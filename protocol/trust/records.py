@@ -168,9 +168,9 @@ Peers = tuple[PeerRecord, ...]
 """Records of peers, checked."""
 
 
-def sign(signer: Signer, record: PeerRecord) -> bytes:
+def sign_record(signer: Signer, record: PeerRecord) -> bytes:
     """Sign a record as it lies in the DHT."""
-    return signed.sign(signer.identity, RECORD, [signer.authority.run, pack_record(record), signer.card])
+    return signed.sign_fields(signer.identity, RECORD, [signer.authority.run, pack_record(record), signer.card])
 
 
 def read_record(data: object, owner: str, authority: Authority) -> PeerRecord:
@@ -287,7 +287,9 @@ def make_statement(signer: Signer, record: PeerRecord, claims: Claims) -> bytes:
         part: [[each.folded, bytes.fromhex(each.digest), each.contributions] for each in last[-CLAIMS_TOLD:]]
         for part, last in claims.items()
     }
-    return signed.sign(signer.identity, STATEMENT, [signer.authority.run, pack_record(record), told, signer.card])
+    return signed.sign_fields(
+        signer.identity, STATEMENT, [signer.authority.run, pack_record(record), told, signer.card]
+    )
 
 
 def read_statement(data: bytes, authority: Authority) -> Statement:

@@ -14,7 +14,7 @@ REWIND_FILE = "rewind"
 
 def sign_rewind(operator: Identity, authority: Authority, rewind: Rewind) -> bytes:
     """Sign a rewind as the operator."""
-    return signed.sign(operator, REWIND_KIND, [authority.run, rewind.to_round, rewind.lost, rewind.issued])
+    return signed.sign_fields(operator, REWIND_KIND, [authority.run, rewind.to_round, rewind.lost, rewind.issued])
 
 
 def read_rewind(data: bytes, authority: Authority) -> Rewind:

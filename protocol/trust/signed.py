@@ -14,7 +14,7 @@ from protocol.digest_cache import DigestCache
 from protocol.errors import FormatError
 from protocol.identity import PeerId
 from protocol.limits import SIGNED_BYTES
-from protocol.trust.keys import PUBLIC_BYTES, SIGNATURE_BYTES, Identity, peer_id_of_public, verify
+from protocol.trust.keys import PUBLIC_BYTES, SIGNATURE_BYTES, Identity, peer_id_of_public, signer_of
 
 MOST_ITEMS = 1024
 """The most items of a list or map: a peer's claims have as many parts at most. For a list in a list in a list, msgpack
@@ -29,7 +29,7 @@ VERIFIED: DigestCache[PeerId] = DigestCache(CHECKED_MESSAGES_KEPT)
 """The signers of messages whose signature holds."""
 
 
-def sign(identity: Identity, kind: str, fields: list[Any]) -> bytes:
+def sign_fields(identity: Identity, kind: str, fields: list[Any]) -> bytes:
     """Sign a message as this peer."""
     body = kind.encode() + b"\0" + bytes(msgpack.packb(fields))
     return identity.sign(body) + identity.public + body
@@ -54,7 +54,7 @@ def verify_signature(data: bytes) -> PeerId:
     signer = VERIFIED.get(data)
     if signer is None:
         head = SIGNATURE_BYTES + PUBLIC_BYTES
-        signer = verify(data[SIGNATURE_BYTES:head], data[head:], data[:SIGNATURE_BYTES])
+        signer = signer_of(data[SIGNATURE_BYTES:head], data[head:], data[:SIGNATURE_BYTES])
         VERIFIED.put(data, signer)
     return signer
 
@@ -64,7 +64,7 @@ def is_verified(data: bytes) -> bool:
     return VERIFIED.get(data) is not None
 
 
-def claimed(data: bytes, kind: str) -> tuple[PeerId, list[Any]]:
+def claimed_fields(data: bytes, kind: str) -> tuple[PeerId, list[Any]]:
     """Read what a message of a kind claims: (who would have signed it, its fields). **Nothing of it is checked yet**:
     it decides whether checking is worth while.
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgpack
 
-from protocol.addresses import join, split
+from protocol.addresses import join_address, split_address
 from protocol.errors import FormatError, TicketError
 from protocol.files import write_atomically
 from protocol.identity import RunId
@@ -62,9 +62,9 @@ class Ticket:
     def other_doors(self, address: str) -> list[str]:
         """Other addresses of the node that is known at `address`, if it has several: its port on the hosts of the other
         doors, some of which may be other nodes. None, where `address` has the host of no door."""
-        host, port = split(address)
-        hosts = dict.fromkeys(split(door)[0] for door in self.doors[: ADDRESSES_NAMED + 1])
-        return [join(other, port) for other in hosts if other != host] if host in hosts else []
+        host, port = split_address(address)
+        hosts = dict.fromkeys(split_address(door)[0] for door in self.doors[: ADDRESSES_NAMED + 1])
+        return [join_address(other, port) for other in hosts if other != host] if host in hosts else []
 
     def __str__(self) -> str:
         fields = [bytes.fromhex(self.run_id), self.authority, list(self.doors), list(self.addresses), self.token]
@@ -109,7 +109,7 @@ def parse_ticket(text: str) -> Ticket:
     return ticket
 
 
-def find(given: str | None, *folders: Path) -> Ticket:
+def find_ticket(given: str | None, *folders: Path) -> Ticket:
     """Find the ticket: the one from the command line (the text or a file), that in `HETPEER_TICKET`, or the last one
     used in the first of `folders` that has one.
 
@@ -165,7 +165,7 @@ def _is_key(authority: bytes) -> bool:
 def _is_door(address: str) -> bool:
     """Whether a node can listen at an address: nobody is reached at port 0."""
     try:
-        return split(address)[1] > 0
+        return split_address(address)[1] > 0
     except FormatError:
         return False
 

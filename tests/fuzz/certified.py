@@ -78,7 +78,7 @@ def by_authority(read: Callable[[bytes], object]) -> Callable[[bytes], object]:
 # The DHT
 
 REGISTER = Register(AUTHORITY, MANIFEST)
-LIES = records.sign(signer(AUTHOR), RECORD)
+LIES = records.sign_record(signer(AUTHOR), RECORD)
 OWNER, VALUE = (msgpack.packb(each) for each in (AUTHOR.peer_id, LIES))
 
 
@@ -136,7 +136,7 @@ CERTIFICATES = (
     Reader(
         "dictionary in the DHT",
         dht_checks.unpacked,
-        ((dht_checks.packed([dht_checks.DhtEntry("", OWNER, VALUE, 7.0)]), [(OWNER, VALUE, 7.0)]),),
+        ((dht_checks.packed_dictionary([dht_checks.DhtEntry("", OWNER, VALUE, 7.0)]), [(OWNER, VALUE, 7.0)]),),
         "msgpack",
         (),
     ),

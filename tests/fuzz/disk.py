@@ -27,7 +27,7 @@ from peer.store.checkpoint import Checkpoint, candidates
 from peer.store.membership import MEMBERSHIP, OLD_FILES, KeptMembership, mirrors_of, recall
 from peer.store.served import ContributionStore, SnapshotStore
 from peer.telemetry.events import RoundDone, from_line, to_line
-from protocol.codec.snapshot import describe as describe_snapshot
+from protocol.codec.snapshot import header_of as describe_snapshot
 from protocol.codec.snapshot import pieces_of
 from protocol.errors import ResourceError
 from protocol.identity import EMBEDDING, RunId
@@ -39,11 +39,11 @@ from protocol.outer.ledger import Entry, Ledger
 from protocol.outer.window import Window
 from protocol.run.dataset import DataManifest, Dataset, TokenShard
 from protocol.run.dataset import parse_data_manifest as parse_data
-from protocol.run.run_files import DESCRIPTOR, describe, file_names, genesis_file, measure_file
+from protocol.run.run_files import DESCRIPTOR, descriptor_of, file_names, genesis_file, measure_file
 from protocol.trust import certificates
 from protocol.trust.keys import load_or_create
 from protocol.trust.membership_card import CARD_KIND, Card, issue
-from protocol.trust.proofs import revoke, sign_contribution
+from protocol.trust.proofs import sign_contribution, sign_revocation
 from protocol.trust.ticket import PEERS, Ticket
 from tests.fuzz.certified import CERTIFIED, ENDS
 from tests.fuzz.material import AUTHOR, AUTHORITY, MANIFEST, OPERATOR, folder, from_file, signer
@@ -82,7 +82,7 @@ def restored() -> list[Entry]:
     return own.all_entries()
 
 
-REVOKED = revoke(OPERATOR, AUTHORITY, REVOCATION)
+REVOKED = sign_revocation(OPERATOR, AUTHORITY, REVOCATION)
 ON_SHELF = f"{EMBEDDING}/{2:08d}-{SHELVED.sha256}"
 SHELF_FILE = msgpack.packb([SHELVED.proof, [RECEIPT]]) + BLOB
 
@@ -145,7 +145,9 @@ def place_in_a_run() -> tuple[Path, Ticket]:
         here.mkdir()
         for name in file_names(MANIFEST):
             (here / name).write_bytes(name.encode())
-        descriptor = describe(MANIFEST, OPERATOR.peer_id, (measure_file(here / each) for each in file_names(MANIFEST)))
+        descriptor = descriptor_of(
+            MANIFEST, OPERATOR.peer_id, (measure_file(here / each) for each in file_names(MANIFEST))
+        )
         (here / DESCRIPTOR).write_bytes(descriptor.canonical())
     run = hashlib.sha256((here / DESCRIPTOR).read_bytes()).hexdigest()
     return here, Ticket(RunId(run), OPERATOR.public, ("127.0.0.1:9",), ())

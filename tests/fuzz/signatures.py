@@ -105,7 +105,7 @@ SIGNED = (
         OPERATOR,
         proofs.REVOCATION,
         lambda data: proofs.read_revocation(data, AUTHORITY),
-        proofs.revoke(OPERATOR, AUTHORITY, REVOCATION),
+        proofs.sign_revocation(OPERATOR, AUTHORITY, REVOCATION),
         REVOCATION,
     ),
     behind_signature(
@@ -145,7 +145,7 @@ SIGNED = (
         AUTHOR,
         receipts.WORK,
         lambda data: receipts.read_receipt(data, AUTHORITY),
-        receipts.sign(signer(AUTHOR), WORK),
+        receipts.sign_credit_receipt(signer(AUTHOR), WORK),
         WORK,
     ),
     behind_signature(
@@ -153,13 +153,13 @@ SIGNED = (
         AUTHOR,
         receipts.COUNTED,
         lambda data: receipts.read_receipt(data, AUTHORITY),
-        receipts.sign(signer(AUTHOR), COUNTED),
+        receipts.sign_credit_receipt(signer(AUTHOR), COUNTED),
         COUNTED,
     ),
     Reader(
         "receipt in a file",
-        lambda data: receipts.read_receipt(receipts.from_line(data), AUTHORITY),
-        ((receipts.to_line(receipts.sign(signer(AUTHOR), WORK)), WORK),),
+        lambda data: receipts.read_receipt(receipts.receipt_from_line(data), AUTHORITY),
+        ((receipts.receipt_to_line(receipts.sign_credit_receipt(signer(AUTHOR), WORK)), WORK),),
     ),
     Reader(
         "entry passed on",

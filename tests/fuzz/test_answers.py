@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from bootstrap.node import as_operator
 from peer.network import admission
 from peer.network.gossip import tell_revocation
-from peer.network.group import Attempt, call, link
+from peer.network.group import Attempt, call, make_link
 from peer.network.handover_service import bequeath
 from peer.network.reach.probing import measure_doors
 from peer.network.snapshot_transfer import fetch_snapshot
@@ -25,7 +25,7 @@ from protocol.identity import PeerId, ReplicaId
 from protocol.net.blobs import fetch
 from protocol.net.channels import listen, options
 from protocol.net.tasks import Children
-from protocol.run.run_files import RunFile, describe, file_names
+from protocol.run.run_files import RunFile, descriptor_of, file_names
 from protocol.trust.bequests import Bequest
 from protocol.trust.keys import load_or_create
 from protocol.trust.records import PeerRecord
@@ -65,7 +65,7 @@ async def compare(liar: Liar) -> None:
 async def sit_before(liar: Liar) -> None:
     """Call it to the seat behind this peer, and offer it a round."""
     me, it = PeerId(liar.peer.id), liar.record.peer_id
-    downstream = link(MANIFEST, it, "stage 1")
+    downstream = make_link(MANIFEST, it, "stage 1")
     async with Children() as children:
         children.spawn(call(liar.record, liar.peer.outer.reconciler.contacts, ReplicaId(me), downstream))
         downstream.send(pack_offer(OfferFrame(1, 0, (me, it), 1, 0, "", MANIFEST.compressions[0], 3, 20.0)))
@@ -108,13 +108,13 @@ async def revoke(liar: Liar) -> None:
 
 
 async def knock(liar: Liar) -> None:
-    await admission.describe(liar.ticket)
+    await admission.fetch_descriptor(liar.ticket)
 
 
 async def register(liar: Liar) -> None:
     identity = liar.peer.signer.identity
     files = [RunFile(name, SHA256, 5) for name in file_names(MANIFEST)]
-    descriptor = describe(MANIFEST, liar.peer.signer.authority.operator, files)
+    descriptor = descriptor_of(MANIFEST, liar.peer.signer.authority.operator, files)
     await admission.register(liar.ticket, descriptor, identity, "volunteer", 1)
 
 

@@ -25,7 +25,7 @@ from protocol.trust import certificates, proofs, signed
 from protocol.trust.keys import load_or_create
 from protocol.trust.proofs import CONTRIBUTION
 from protocol.trust.records import unpack_record
-from protocol.trust.ticket import find
+from protocol.trust.ticket import find_ticket
 from tests.fuzz import certified
 from tests.fuzz.disk import recall_with, restore
 from tests.fuzz.material import AUTHOR, AUTHORITY, MANIFEST, OPERATOR, RUN, card
@@ -42,14 +42,14 @@ def test_a_number_in_the_place_of_a_tickets_run_sets_aside_no_memory(run: int):
 
 def test_a_long_line_that_is_no_ticket_is_no_file_either(tmp_path: Path):
     with pytest.raises(TicketError):
-        find("x" * 5000, tmp_path)
+        find_ticket("x" * 5000, tmp_path)
 
 
 def test_true_is_not_a_round():
     """It equals 1, and is written otherwise: keys of one contribution would differ between peers for ever."""
     fields = [RUN, EMBEDDING, True, bytes(32), 5, card(AUTHOR)]
     with pytest.raises(FormatError):
-        proofs.read_entry(signed.sign(AUTHOR, CONTRIBUTION, fields), [], AUTHORITY)
+        proofs.read_entry(signed.sign_fields(AUTHOR, CONTRIBUTION, fields), [], AUTHORITY)
 
 
 def test_lists_within_lists_in_a_snapshots_header_are_refused_unread():

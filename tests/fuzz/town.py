@@ -27,13 +27,13 @@ from protocol.identity import EMBEDDING, PeerId, ReplicaId, RunId, stage_part
 from protocol.monitor import Noted, StepReport, pack_report
 from protocol.net.allowances import RateLimit
 from protocol.net.channels import channel_to, knock, listen, options
-from protocol.net.guard import Guard, nobody
+from protocol.net.guard import Guard, no_objection
 from protocol.net.lenient import AnyBytes
 from protocol.outer.history import History
 from protocol.outer.ledger import Revocation
 from protocol.outer.set_difference import summary
 from protocol.outer.window import Window
-from protocol.run.run_files import RunFile, describe, file_names
+from protocol.run.run_files import RunFile, descriptor_of, file_names
 from protocol.schemas import (
     blobs_pb2,
     credit_pb2,
@@ -70,7 +70,9 @@ async def town(folder: Path) -> AsyncIterator[Town]:
         def serve_more(server: grpc.aio.Server, peer: PeerId) -> None:
             pipelines[peer] = PipelineService(MANIFEST)
             pipeline_pb2_grpc.add_PipelineServicer_to_server(pipelines[peer], server)
-            service = MonitorService(MANIFEST, monitor, nobody)  # an operator's node has it on a port of this kind
+            service = MonitorService(
+                MANIFEST, monitor, no_objection
+            )  # an operator's node has it on a port of this kind
             monitor_pb2_grpc.add_MonitorServicer_to_server(service, server)
 
         village = Village(MANIFEST, folder, stack, operator, [], [guard, AnyBytes()], serve_more)
@@ -134,7 +136,7 @@ async def _begin(upstream: Link, me: PeerId) -> None:
 
 async def _serve_door(village: Village, stack: Any, monitor: Monitor) -> grpc.aio.Channel:
     files = [RunFile(name, "ef" * 32, 5) for name in file_names(MANIFEST)]
-    descriptor = describe(MANIFEST, village.operator.peer_id, files)
+    descriptor = descriptor_of(MANIFEST, village.operator.peer_id, files)
     credentials = as_operator(village.operator, 3600.0).credentials
     dht: Any = NoDht()
     rates = Rates(RateLimit(2**30, 1e-9), RateLimit(2**30, 1e-9))
@@ -165,7 +167,7 @@ def _material(village: Village, caller: LoopbackPeer, victim: LoopbackPeer) -> t
     made = [sign_contribution(caller.signer, PART, round, "cd" * 32, size) for round, size in ((3, 1000), (4, 2**62))]
     proofs_made = [each.proof for each in (*entries, *made)]
     offers = [Bequest(caller.id, victim.id, 1, 1, "ef" * 32, size) for size in (10, 2**62)]  # type: ignore[arg-type]
-    revoked = proofs.revoke(village.operator, village.authority, Revocation(PeerId("QmNobody"), 1, 1))
+    revoked = proofs.sign_revocation(village.operator, village.authority, Revocation(PeerId("QmNobody"), 1, 1))
     signed = [
         caller.outer.reconciler.statement(),
         victim.outer.reconciler.statement(),

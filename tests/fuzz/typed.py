@@ -60,7 +60,7 @@ def read_ticket_body(data: bytes) -> Ticket:
 
 def read_given(data: bytes) -> Ticket:
     """An argument holds no zero."""
-    return tickets.find(data.decode(errors="replace").replace("\0", "") or None, folder() / "no home")
+    return tickets.find_ticket(data.decode(errors="replace").replace("\0", "") or None, folder() / "no home")
 
 
 def read_experiment(path: Path) -> list[str]:

@@ -60,13 +60,13 @@ BALANCED = json.dumps({"model": NANO, "replicas": {"balance": "memory"}}).encode
 def read_manifest(data: bytes) -> dict[str, Any]:
     found = manifest.parse_manifest(data)
     assert manifest.parse_manifest(found.canonical()) == found
-    assert manifest.difference(found, found) is None
+    assert manifest.first_difference(found, found) is None
     return found.model_dump(mode="json")
 
 
 def descriptor() -> run_files.Descriptor:
     files = [RunFile(name, SHA256, 5) for name in run_files.file_names(MANIFEST)]
-    return run_files.describe(MANIFEST, OPERATOR.peer_id, files)
+    return run_files.descriptor_of(MANIFEST, OPERATOR.peer_id, files)
 
 
 def read_descriptor(data: bytes) -> run_files.Descriptor:
@@ -82,7 +82,7 @@ def unpack_record(data: bytes) -> records.PeerRecord:
 
 GRID = chunk_grid((64, 96), 64, 32)
 OFFSETS = np.sort(np.random.default_rng(5).permuted(np.tile(np.arange(GRID.size), (GRID.full, 1)), axis=1)[:, : GRID.k])
-UNARY, RESTS = rice.encode(OFFSETS.ravel().astype(np.int16), GRID)
+UNARY, RESTS = rice.encode_offsets(OFFSETS.ravel().astype(np.int16), GRID)
 VALUES = np.arange(-40, 60, dtype=np.int32) * 1000
 
 
@@ -103,8 +103,8 @@ def read_contribution(data: bytes, of: Manifest) -> bytes:
 
 def read_offsets(data: bytes) -> bytes:
     length = min(len(data), max(0, len(data) - len(RESTS)))
-    offsets = rice.decode(data[:length], data[length:], GRID)
-    return b"".join(rice.encode(offsets, GRID))
+    offsets = rice.decode_offsets(data[:length], data[length:], GRID)
+    return b"".join(rice.encode_offsets(offsets, GRID))
 
 
 def read_fixed(data: bytes) -> bytes:

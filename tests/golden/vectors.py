@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from peer.model.number_format import DTYPES, from_bytes, number_format, to_bytes
-from peer.optim.grid import digest
+from peer.optim.grid import grid_digest
 from protocol.codec.contribution import SparseTensor, compose, decode, grids
 from protocol.codec.frames import (
     BackwardFrame,
@@ -114,16 +114,16 @@ def encode(vector: Vector) -> bytes:
         case "revocation":
             authority = Authority(RunId(values["run"]), values["operator"])
             record = Revocation(values["author"], values["first"], values["issued"])
-            return proofs.revoke(vector.identity(values["operator"]), authority, record)
+            return proofs.sign_revocation(vector.identity(values["operator"]), authority, record)
         case "bequest":
             return bequests.sign_bequest(_signer(vector, values["giver"], values["card"]), _bequest(values))
         case "inheritance":
             return bequests.sign_answer(_signer(vector, values["heir"]), _bequest(values), values["reason"])
         case "work" | "counted":
-            return receipts.sign(_signer(vector, values["signer"], values["card"]), _receipt(vector))
+            return receipts.sign_credit_receipt(_signer(vector, values["signer"], values["card"]), _receipt(vector))
         case "record":
             record = PeerRecord.model_validate(values["record"])
-            return records.sign(_signer(vector, record.peer_id, values["card"]), record)
+            return records.sign_record(_signer(vector, record.peer_id, values["card"]), record)
         case "statement":
             record = PeerRecord.model_validate(values["record"])
             claims = {
@@ -228,7 +228,7 @@ def read(vector: Vector, data: bytes) -> Values:
         case "snapshot bytes":
             found = tensors_of(data, vector.manifest, values["part"])
             tensors = {name: tensor.ravel().tolist() for name, tensor in found.items()}
-            state = digest({name: torch.from_numpy(tensor) for name, tensor in found.items()})
+            state = grid_digest({name: torch.from_numpy(tensor) for name, tensor in found.items()})
             return {"part": values["part"], "tensors": tensors, "state": state}
         case "card":
             return _read_card(data)

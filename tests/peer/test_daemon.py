@@ -19,11 +19,11 @@ from protocol.errors import RefusedError
 from protocol.identity import EMBEDDING
 from protocol.net.channels import connect, handshake
 from protocol.outer.ledger import Revocation
-from protocol.run.run_files import describe
+from protocol.run.run_files import descriptor_of
 from protocol.schemas import blobs_pb2, blobs_pb2_grpc
 from protocol.trust.attestations import KEPT, Attestation, attest, grant
 from protocol.trust.membership_card import Authority
-from protocol.trust.proofs import revoke
+from protocol.trust.proofs import sign_revocation
 from protocol.trust.ticket import Ticket
 from tests.peer.test_hostile_operator import OPERATOR, join
 from tests.reference.admitted import There, credentials, identity
@@ -35,7 +35,7 @@ def test_what_the_operator_says_at_the_door_and_later_is_heeded(tmp_path: Path) 
     text, observer, bob = tmp_path / "text.txt", identity("observer"), identity("bob")
     text.write_text("Some words of a small text, again and again.\n" * 200)
     made = create_run(small_manifest(), tmp_path / "run", text)
-    descriptor = describe(made.manifest, OPERATOR.peer_id, made.files)
+    descriptor = descriptor_of(made.manifest, OPERATOR.peer_id, made.files)
     authority = Authority(descriptor.run_id, OPERATOR.peer_id)
     seen = Attestation(observer.peer_id, 9, 0, {EMBEDDING: ("ef" * 32, 36)})
     (tmp_path / "operator" / OBSERVER_FOLDER).mkdir(parents=True)
@@ -56,10 +56,10 @@ def test_what_the_operator_says_at_the_door_and_later_is_heeded(tmp_path: Path) 
         assert node.reconciler.attested.round == 9
         for out in (None, bob.peer_id):
             if out:
-                intake.revoke(revoke(OPERATOR, authority, Revocation(out, 1, 1)))
+                intake.revoke(sign_revocation(OPERATOR, authority, Revocation(out, 1, 1)))
             async with connect(There(me.peer_id, me.address), descriptor.manifest, credentials("bob")) as channel:
                 await ask(channel)
-        intake.revoke(revoke(OPERATOR, authority, Revocation(me.peer_id, 1, 1)))
+        intake.revoke(sign_revocation(OPERATOR, authority, Revocation(me.peer_id, 1, 1)))
         await asyncio.Event().wait()
 
     _, _, error = join(tmp_path, descriptor, 1, tmp_path / "run", work)

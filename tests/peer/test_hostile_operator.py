@@ -27,7 +27,16 @@ from protocol.manifest import Manifest
 from protocol.net.blobs import BlobService
 from protocol.net.channels import listen, options
 from protocol.net.guard import Guard
-from protocol.run.run_files import BASIS, TRAIN, Descriptor, RunFile, describe, file_names, files_needed, genesis_file
+from protocol.run.run_files import (
+    BASIS,
+    TRAIN,
+    Descriptor,
+    RunFile,
+    descriptor_of,
+    file_names,
+    files_needed,
+    genesis_file,
+)
 from protocol.schemas import blobs_pb2_grpc, run_pb2_grpc
 from protocol.trust.membership_card import Authority
 from protocol.trust.records import Register
@@ -71,7 +80,7 @@ def run_of(manifest: Manifest, **sizes: int) -> Descriptor:
     files = (
         RunFile(name, hashlib.sha256(name.encode()).hexdigest(), sizes.get(name, 10)) for name in file_names(manifest)
     )
-    return describe(manifest, OPERATOR.peer_id, files)
+    return descriptor_of(manifest, OPERATOR.peer_id, files)
 
 
 def join(
@@ -155,7 +164,7 @@ def test_a_peer_ends_when_what_others_contribute_has_no_room_left(tmp_path: Path
     text, most = tmp_path / "text.txt", 2 * 10**8
     text.write_text("Some words of a small text, again and again.\n" * 200)
     made = create_run(small_manifest(), tmp_path / "run", text)
-    descriptor = describe(made.manifest, OPERATOR.peer_id, made.files)
+    descriptor = descriptor_of(made.manifest, OPERATOR.peer_id, made.files)
 
     async def work(node: Node) -> None:
         intake = node.reconciler.intake

@@ -34,7 +34,7 @@ from protocol.errors import ResourceError, UserError
 from protocol.identity import PeerId
 from protocol.limits import CLOCK_SLACK_SECONDS
 from protocol.manifest import check_manifest
-from protocol.run.run_files import RunFile, describe, file_names, files_needed
+from protocol.run.run_files import RunFile, descriptor_of, file_names, files_needed
 from protocol.trust.membership_card import Card, issue
 from protocol.trust.records import PeerRecord
 from protocol.trust.ticket import Ticket
@@ -100,7 +100,7 @@ THREE = small_manifest(
     replicas={"stages": 3, "compression": 1},
     inner={"sequences": 512, "microbatch": 1},
 )  # the first has the embedding, the last the head
-DESCRIPTOR = describe(THREE, OPERATOR.peer_id, [RunFile(name, "ab" * 32, 9) for name in file_names(THREE)])
+DESCRIPTOR = descriptor_of(THREE, OPERATOR.peer_id, [RunFile(name, "ab" * 32, 9) for name in file_names(THREE)])
 TAKES = [memory_of(THREE, Duty("volunteer", stage, recompute=True)).total for stage in range(3)]
 
 
@@ -190,7 +190,7 @@ def test_where_no_stage_fits_each_is_told_least_first_with_what_would_help(
 
 def test_the_likes_are_told_together(tmp_path: Path):
     many = small_manifest(model={"layers": 8}, replicas={"stages": 8}, inner={"sequences": 1, "microbatch": 1})
-    run = describe(many, OPERATOR.peer_id, [RunFile(name, "ab" * 32, 9) for name in file_names(many)])
+    run = descriptor_of(many, OPERATOR.peer_id, [RunFile(name, "ab" * 32, 9) for name in file_names(many)])
     with pytest.raises(
         ResourceError, match=r"machine: stages 1 to 6 need 580\.1 MB of .* 1\.0 MB; stage 0 needs .*; for"
     ):
@@ -240,7 +240,7 @@ def test_only_the_node_that_may_choose_is_told_what_could_be_served(tmp_path: Pa
     monkeypatch.setattr(admission, "register", register)
     for settings in ({}, {"stage": 0}, {"role": "datacenter"}):
         with pytest.raises(UserError, match="enough"):
-            asyncio.run(joining.register(replace(volunteer(tmp_path), **settings), DESCRIPTOR, ANN, (1, 2)))  # type: ignore[arg-type]
+            asyncio.run(joining.register_here(replace(volunteer(tmp_path), **settings), DESCRIPTOR, ANN, (1, 2)))  # type: ignore[arg-type]
     assert asked == [("volunteer", None, (1, 2)), ("volunteer", 0, ()), ("datacenter", None, ())]
 
 

@@ -44,18 +44,18 @@ def test_what_is_no_range_of_hours_is_refused_with_an_example(text: str):
 def test_a_peer_is_told_by_a_file_that_its_user_alone_can_read(tmp_path: Path):
     pauses = Pauses(tmp_path)
     assert not pauses.reason()
-    assert pausing.pause(tmp_path)
-    assert not pausing.pause(tmp_path)
+    assert pausing.request_pause(tmp_path)
+    assert not pausing.request_pause(tmp_path)
     assert pauses.reason() == BY_COMMAND
     assert stat.S_IMODE((tmp_path / MARKER).stat().st_mode) == 0o600
-    assert pausing.resume(tmp_path)
-    assert not pausing.resume(tmp_path)
+    assert pausing.end_pause(tmp_path)
+    assert not pausing.end_pause(tmp_path)
     assert not pauses.reason()
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path):
     with pytest.raises(ResourceError, match="cannot write in"):
-        pausing.pause(tmp_path / "none")
+        pausing.request_pause(tmp_path / "none")
 
 
 def test_waiting_ends_when_the_reason_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.process import INTERRUPTED, LINE_BYTES, Terminal, first_error, heard, run_command, told
+from peer.process import INTERRUPTED, LINE_BYTES, Terminal, exit_code_of, first_error, heard, run_command
 from peer.telemetry.events import Event, Failed, Finished, StepDone, to_line
 from protocol.errors import LostMemberError, UserError
 
@@ -52,7 +52,7 @@ def test_under_nohup_a_closed_terminal_stops_nothing():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         shown, _ = terminal()
-        assert told(shown.emit, lambda: run_command(serve, shown)) == 0
+        assert exit_code_of(shown.emit, lambda: run_command(serve, shown)) == 0
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
@@ -140,7 +140,7 @@ def test_an_error_before_the_loop_is_told_too():
     def command() -> int:
         raise UserError("no such thing")
 
-    assert told(heard.emit, command) == 2
+    assert exit_code_of(heard.emit, command) == 2
     assert said == [Failed("no such thing", 2)]
 
 

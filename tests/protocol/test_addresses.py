@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from protocol.addresses import dialled_at, is_public, join, moved, multiaddress, read_host, split
+from protocol.addresses import dialled_at, is_public, join_address, moved, multiaddress, read_host, split_address
 from protocol.errors import FormatError
 
 TAIL = "tcp/7701/p2p/QmfNi74igfB5xPmSgD68LMZgKe9cJrH7u5k6zBC3Yh9cvM"
@@ -22,8 +22,8 @@ TAIL = "tcp/7701/p2p/QmfNi74igfB5xPmSgD68LMZgKe9cJrH7u5k6zBC3Yh9cvM"
     ],
 )
 def test_host_and_port_come_apart_and_together_again(address: str, host: str, port: int):
-    assert split(address) == (host, port)
-    assert join(host, port) == address
+    assert split_address(address) == (host, port)
+    assert join_address(host, port) == address
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_host_and_port_come_apart_and_together_again(address: str, host: str, po
 )
 def test_what_is_no_address_is_refused(address: str):
     with pytest.raises(FormatError, match="is no HOST:PORT"):
-        split(address)
+        split_address(address)
 
 
 @pytest.mark.parametrize(

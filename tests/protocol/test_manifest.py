@@ -3,7 +3,7 @@
 import pytest
 
 from protocol.errors import ManifestError
-from protocol.manifest import Manifest, check_manifest, difference, load_manifest, parse_manifest
+from protocol.manifest import Manifest, check_manifest, first_difference, load_manifest, parse_manifest
 from tests.reference.small_manifest import small_manifest
 
 
@@ -132,20 +132,26 @@ def test_a_group_that_has_chosen_its_k_keeps_the_cut():
 
 
 def test_peers_with_other_cuts_are_told_both():
-    words = difference(nano(replicas={"layers": [1, 3]}), nano())
+    words = first_difference(nano(replicas={"layers": [1, 3]}), nano())
     assert words == "replicas.layers: ours is [1, 3], theirs is [2, 2]"
 
 
 def test_a_difference_names_the_field_and_both_values():
-    assert difference(nano(), nano()) is None
-    words = difference(nano(inner={"steps": 20}), nano(inner={"steps": 50}))
+    assert first_difference(nano(), nano()) is None
+    words = first_difference(nano(inner={"steps": 20}), nano(inner={"steps": 50}))
     assert words == "inner.steps: ours is 20, theirs is 50"
     whole, half = nano(replicas={"compression": 2, "wire": "int4"}), nano(outer={"final_learning_rate": 0.5})
-    assert difference(whole, nano()) == "replicas.anchor: ours is 'complement', theirs is 'embedding'"
-    assert difference(nano(), whole) == "replicas.anchor: ours is 'embedding', theirs is 'complement'"
-    assert difference(half, nano()) == "outer.final_learning_rate: ours is 0.5, theirs is 1.0"
-    assert difference(nano(inner={"optimizer": "muon"}), nano()) == "inner.optimizer: ours is 'muon', theirs is 'adamw'"
-    assert difference(nano(), nano(inner={"optimizer": "muon"})) == "inner.optimizer: ours is 'adamw', theirs is 'muon'"
+    assert first_difference(whole, nano()) == "replicas.anchor: ours is 'complement', theirs is 'embedding'"
+    assert first_difference(nano(), whole) == "replicas.anchor: ours is 'embedding', theirs is 'complement'"
+    assert first_difference(half, nano()) == "outer.final_learning_rate: ours is 0.5, theirs is 1.0"
+    assert (
+        first_difference(nano(inner={"optimizer": "muon"}), nano())
+        == "inner.optimizer: ours is 'muon', theirs is 'adamw'"
+    )
+    assert (
+        first_difference(nano(), nano(inner={"optimizer": "muon"}))
+        == "inner.optimizer: ours is 'adamw', theirs is 'muon'"
+    )
 
 
 @pytest.mark.parametrize("overlap", [False, True])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from protocol.schemas import pipeline_pb2
-from protocol.tensor_formats import FORMATS, UNITS_PER_ONE, Codec, NumberFormatName, to_units
+from protocol.tensor_formats import FORMATS, UNITS_PER_ONE, Codec, NumberFormatName, array_to_units
 
 
 def test_the_numbers_are_those_of_frames_and_of_contributions():
@@ -32,25 +32,25 @@ def test_integers_alone_have_a_step():
 
 
 def test_one_is_two_to_the_26():
-    assert to_units(np.ones((2, 3), np.float32)).tolist() == [[2**26] * 3] * 2
+    assert array_to_units(np.ones((2, 3), np.float32)).tolist() == [[2**26] * 3] * 2
 
 
 def test_ties_round_to_even():
     halves = np.array([0.5, 1.5, 2.5, -0.5, -1.5]) / UNITS_PER_ONE
-    assert to_units(halves).tolist() == [0, 2, 2, 0, -2]
+    assert array_to_units(halves).tolist() == [0, 2, 2, 0, -2]
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_agrees_with_python_on_every_float_format(dtype: type[np.floating]):
     values = np.random.default_rng(0).normal(size=100).astype(dtype)
-    assert to_units(values).tolist() == [round(float(value) * 2**26) for value in values]
+    assert array_to_units(values).tolist() == [round(float(value) * 2**26) for value in values]
 
 
 @pytest.mark.parametrize("value", [32.0, -32.0, np.inf, np.nan])
 def test_a_value_that_does_not_fit_is_an_error(value: float):
     with pytest.raises(OverflowError):
-        to_units(np.array([0.0, value], np.float32))
+        array_to_units(np.array([0.0, value], np.float32))
 
 
 def test_nothing_is_nothing():
-    assert to_units(np.empty((0, 4), np.float32)).shape == (0, 4)
+    assert array_to_units(np.empty((0, 4), np.float32)).shape == (0, 4)

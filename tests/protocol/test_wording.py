@@ -5,10 +5,10 @@ import time
 import pytest
 
 from protocol.wording import (
-    clock,
     lasting,
     megabytes_above,
     millions,
+    minutes_and_seconds,
     moment,
     numbers_named,
     printable,
@@ -44,7 +44,7 @@ def test_counts_have_their_plural():
 
 def test_times_are_in_words():
     assert [since(each) for each in (0, 61.9, 3600, 90061)] == ["0:00", "1:01", "1:00:00", "25:01:01"]
-    assert [clock(each) for each in (0, 61.9, 5400)] == ["0:00", "1:01", "90:00"]
+    assert [minutes_and_seconds(each) for each in (0, 61.9, 5400)] == ["0:00", "1:01", "90:00"]
     times = (0.0035, 0.35014, 1.234, 12.345, 150)
     assert [lasting(each) for each in times] == ["3.5 ms", "350 ms", "1.2 s", "12 s", "2.5 min"]
     assert [lasting(each, exact=True) for each in times] == ["3.5 ms", "350.1 ms", "1.23 s", "12.35 s", "2.5 min"]

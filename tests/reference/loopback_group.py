@@ -11,7 +11,7 @@ from torch import Tensor
 
 from peer.compute.trainer import StageTrainer
 from peer.data.batches import Batch
-from peer.network.group import Link, PipelineService, call, link
+from peer.network.group import Link, PipelineService, call, make_link
 from peer.swarm.group.inner_step import PipelineStage, StepTaken
 from peer.torch_thread import TorchThread
 from protocol.codec.frames import FrameRules
@@ -84,7 +84,7 @@ async def _serve(stack: AsyncExitStack, manifest: Manifest, index: int, basis: T
 
 def _connect(stages: list[LoopbackStage], replica: ReplicaId, manifest: Manifest, tasks: asyncio.TaskGroup) -> None:
     def to(index: int) -> Link:
-        return link(manifest, stages[index].seat.peer_id, f"stage {index}")
+        return make_link(manifest, stages[index].seat.peer_id, f"stage {index}")
 
     links = [(to(i + 1), to(i)) for i in range(len(stages) - 1)]
     for index, each in enumerate(stages):

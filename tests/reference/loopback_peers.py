@@ -23,7 +23,7 @@ from peer.network.snapshot_transfer import SnapshotService
 from peer.optim.outer import OuterState
 from peer.store.receipt_file import RECEIPTS, KeptReceipts
 from peer.store.served import ContributionStore, SnapshotStore
-from peer.swarm.rounds.catch_up import resume
+from peer.swarm.rounds.catch_up import resume_from_folder
 from peer.swarm.rounds.outer_round import OuterLoop
 from peer.swarm.rounds.parts import FollowedPart, FollowedParts
 from peer.swarm.rounds.round_policy import Pace
@@ -267,7 +267,7 @@ class Village:
         self.stack.callback(torch_thread.stop)
         self.stack.push_async_callback(server.stop, None)
         self.stack.push_async_callback(contacts.close)
-        await resume(outer)
+        await resume_from_folder(outer)
         return LoopbackPeer(manifest, signer, outer, handover, earned, server, said)
 
 

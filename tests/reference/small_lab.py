@@ -11,7 +11,7 @@ from peer.lab.reference_run import Lab
 from peer.lab.replicas import Bench, Workshop
 from peer.lab.shares import Shares
 from peer.lab.switches import Switches
-from peer.optim.grid import digest, to_float, to_units
+from peer.optim.grid import grid_digest, to_float, to_units
 from protocol.identity import EMBEDDING, RunId
 from protocol.layout import EMBEDDING_TENSOR, model_layout
 from protocol.manifest import Manifest
@@ -49,4 +49,4 @@ def play(lab: Lab, rounds: int) -> dict[str, str]:
     """Rounds 1 to `rounds`, and the digests of what came out."""
     for round in range(1, rounds + 1):
         lab.round(round, lambda event: None)
-    return {part: digest(grid) for part, grid in lab.bench.grids.items()}
+    return {part: grid_digest(grid) for part, grid in lab.bench.grids.items()}

@@ -10,7 +10,7 @@ from mypy_extensions import trait
 from protocol.identity import PeerId
 from protocol.outer.history import Claim, outvoted
 from protocol.outer.ledger import Revocation
-from protocol.outer.set_difference import Summary, different, entries, lacking, summary
+from protocol.outer.set_difference import Summary, different, entries, lacking_keys, summary
 from protocol.outer.whereabouts import borne_out, common_round
 from protocol.outer.window import SKEW
 from tests.simulation.disk import copied
@@ -51,7 +51,7 @@ class Comparing:
             self.world.send(self.me, source, "on_keys", self.me, keys)
 
     def on_keys(self: Peer, source: PeerId, keys: list[bytes]) -> None:
-        if self.up and (wanted := lacking(self.ledger, keys)):
+        if self.up and (wanted := lacking_keys(self.ledger, keys)):
             self.world.send(self.me, source, "on_asked", self.me, wanted)
 
     def on_asked(self: Peer, source: PeerId, keys: list[bytes]) -> None:

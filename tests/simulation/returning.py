@@ -18,7 +18,7 @@ from peer.network.witnesses import LATELY
 from protocol.identity import ContributionName, Part, PeerId, stage_part
 from protocol.outer.history import Claim, History, outvoted
 from protocol.outer.ledger import Entry, Ledger
-from protocol.outer.phases import PartView, RunPhase, RunView, lacking, phase_of, stands, target
+from protocol.outer.phases import PartView, RunPhase, RunView, lacking_parts, phase_of, stands, target
 from protocol.outer.progress import Rewind, RunProgress
 from protocol.outer.whereabouts import common_round
 from protocol.outer.window import SKEW, Window
@@ -241,7 +241,7 @@ class Swarm:
             self.agree(me)
         else:
             me.present = False
-            if not lacking(view):
+            if not lacking_parts(view):
                 self.catch_up(me, view)
 
     def catch_up(self, me: Member, view: RunView) -> None:

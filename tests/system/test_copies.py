@@ -16,7 +16,7 @@ from tests.system.test_restarts import Run
 async def published(ticket: str) -> Peers:
     """The records that lie in the run's DHT now."""
     parsed = parse_ticket(ticket)
-    return await admission.read_peers(parsed, await admission.describe(parsed))
+    return await admission.read_peers(parsed, await admission.fetch_descriptor(parsed))
 
 
 def test_a_copy_of_a_running_peers_folder_does_not_start_until_the_peer_is_gone(tmp_path: Path):

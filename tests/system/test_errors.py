@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bootstrap.genesis import create_run
-from protocol.run.run_files import describe
+from protocol.run.run_files import descriptor_of
 from protocol.trust.ticket import Ticket
 from tests.reference.admitted import identity
 from tests.reference.processes import HETPEER, RUN, SECONDS, hetpeer, serving
@@ -81,7 +81,7 @@ def test_a_folder_that_belongs_to_another_run(fails: Callable[..., str], ticket:
     (tmp_path / "peer").mkdir()
     (tmp_path / "text.txt").write_text("Some words of a small text, again and again.\n" * 200)
     other = create_run(small_manifest(), tmp_path / "other", tmp_path / "text.txt")
-    descriptor = describe(other.manifest, identity("operator").peer_id, other.files)
+    descriptor = descriptor_of(other.manifest, identity("operator").peer_id, other.files)
     (tmp_path / "peer" / "run.json").write_bytes(descriptor.canonical())
     assert "holds another run's files; give this run a folder of its own with --dir" in fails(
         "join", str(ticket), "--stage", "1", code=4

@@ -15,15 +15,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import peer.swarm.group.handover
-from peer.optim.grid import digest as digest_of
+from peer.optim.grid import grid_digest as digest_of
 from peer.optim.outer import FACTOR_ONE, OuterState
 from peer.swarm.rounds.outer_round import OuterLoop
 from peer.swarm.rounds.parts import FollowedParts
 from protocol.codec.contribution import Contribution
-from protocol.codec.contribution import digest as sha256_of
+from protocol.codec.contribution import contribution_digest as sha256_of
 from protocol.identity import Part, PeerId
 from protocol.manifest import Manifest
-from protocol.outer.data_plan import Reading, Spans, beginning
+from protocol.outer.data_plan import Reading, Spans, first_chunks
 from protocol.outer.history import History
 from protocol.tensor_formats import UNITS_PER_ONE
 from tests.reference import sparse_outer
@@ -120,7 +120,7 @@ class Evidence:
             outer: OuterLoop, round: int, steps: int, moved: Any, optimizer: Any, share: Spans = ()
         ) -> None:
             if share:
-                self.read[outer.followed.me, round, steps] = beginning(share, steps)
+                self.read[outer.followed.me, round, steps] = first_chunks(share, steps)
             await original(outer, round, steps, moved, optimizer, share)
 
         return contribute

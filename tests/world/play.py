@@ -264,7 +264,7 @@ def _do(world: World, fault: Fault, outcome: Outcome) -> None:
         case "thaw" if process is not None and process.held is not None:
             world.thaw(process)
         case "pause":
-            pausing.pause(owner.folder)
+            pausing.request_pause(owner.folder)
             owner.paused = since = owner.paused if owner.paused is not None else world.loop.now
             world.at(world.loop.now + NOTICED_SECONDS, lambda: _has_noticed(owner, since, outcome))
             world.at(world.loop.now + GOING_SECONDS, lambda: _has_paused(owner, since, outcome))
@@ -273,7 +273,7 @@ def _do(world: World, fault: Fault, outcome: Outcome) -> None:
 
 
 def _resume(owner: Owner) -> None:
-    pausing.resume(owner.folder)
+    pausing.end_pause(owner.folder)
     owner.paused = None
 
 

@@ -8,7 +8,7 @@ import torch
 
 from peer.cli.credit import check_receipts
 from peer.model.first_weights import read_part
-from peer.optim.grid import digest as digest_of
+from peer.optim.grid import grid_digest as digest_of
 from peer.process import INTERRUPTED
 from peer.store.receipt_file import RECEIPTS
 from peer.telemetry.events import Contributed, Event, Finished, GroupBroken, Joined, Progress, StepDone

@@ -131,7 +131,7 @@ def standing(world: World) -> Iterator[None]:
         put(mock.patch.object(peer.network.admission, "probe", probe))
         put(mock.patch.object(peer.network.copies, "probe", probe))
         put(mock.patch.object(gate, "bind", bind))
-        put(mock.patch("peer.network.reach.reach.find", find))
+        put(mock.patch("peer.network.reach.reach.find_reach", find))
         put(mock.patch("peer.network.reach.reach.try_out", try_out))
         put(mock.patch("peer.network.address_changes.machine_addresses", machine_addresses))
         put(mock.patch.object(os, "fsync", world.disk.sync))

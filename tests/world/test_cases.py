@@ -167,11 +167,11 @@ def test_a_datacenter_that_paused_over_the_runs_end_is_told_that_it_is_over(worl
     center = join(run, "center", "datacenter")
     group = [join(run, f"stage-{each}", "volunteer", each) for each in range(2)]
     assert run.run_until(lambda: bool(told(group[0], StepDone, lambda step: step.round == 2)), 60)
-    pausing.pause(center.folder)
+    pausing.request_pause(center.folder)
     assert run.run_until(lambda: bool(told(center, Paused)), 30)
     all_end_well(run, *group, seconds=120)
     run.run_for(30)
-    pausing.resume(center.folder)
+    pausing.end_pause(center.folder)
     steps = len(told(center, StepDone))
     all_end_well(run, center, seconds=10)
     assert len(told(center, StepDone)) == steps
@@ -371,7 +371,7 @@ def test_the_node_says_that_a_peer_pauses_and_why(world: MakeWorld):
     owners = [join(run, f"stage-{each}", "volunteer", each) for each in range(2)] + [join(run, "center", "datacenter")]
     center = owners[-1]
     assert run.run_until(lambda: bool(told(center, RoundDone)), 60)
-    pausing.pause(center.folder)
+    pausing.request_pause(center.folder)
     assert run.run_until(lambda: bool(told(center, Paused)), 60)
     run.run_for(2)
     (state,) = {(each.state, "hetpeer pause" in each.why) for each in seen(run).peers if each.role == "datacenter"}

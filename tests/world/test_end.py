@@ -56,14 +56,14 @@ def test_when_all_have_gone_the_node_holds_the_last_state_and_gives_it_to_who_co
     run = world(keeps_model=True)
     peers = [*group(run), join(run, "sleeper", "observer")]
     until_step(run, peers[0], 2)
-    pausing.pause(peers[2].folder)
+    pausing.request_pause(peers[2].folder)
     assert run.run_until(lambda: all(told(each, RoundDone, lambda event: event.round == 3) for each in peers[:2]), 60)
     ended = run.loop.now
     all_end_well(run, *peers[:2])
     assert run.loop.now - ended < 15
     assert seen(run).state == "finished"
     assert "the node holds the model" in seen(run).state_why
-    pausing.resume(peers[2].folder)
+    pausing.end_pause(peers[2].folder)
     all_end_well(run, peers[2], seconds=20)
     node = run.owners["node"]
     assert node.process is not None

@@ -44,7 +44,7 @@ def test_who_is_told_to_pause_serves_nobody_until_it_is_told_to_go_on(world: Mak
     run = world(inner={"steps": 20})
     peers = group(run)
     until_step(run, peers[0], 2)
-    pausing.pause(peers[1].folder)
+    pausing.request_pause(peers[1].folder)
     assert run.run_until(lambda: bool(told(peers[1], Paused)), 20)
     run.run_for(5)
     paused = peers[1].process
@@ -54,7 +54,7 @@ def test_who_is_told_to_pause_serves_nobody_until_it_is_told_to_go_on(world: Mak
     steps = len(told(peers[0], StepDone))
     run.run_for(30)
     assert len(told(peers[0], StepDone)) == steps
-    pausing.resume(peers[1].folder)
+    pausing.end_pause(peers[1].folder)
     assert run.run_until(lambda: bool(told(peers[1], PauseEnded)), 5)
     all_end_well(run, *peers)
     assert peers[1].runs == [paused]

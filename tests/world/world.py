@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from bootstrap.admission.admission_policy import OBSERVER_FOLDER
-from bootstrap.admission.operator_lists import invite
+from bootstrap.admission.operator_lists import add_invitation
 from bootstrap.genesis import create_run
 from bootstrap.monitor.watch import Monitor
 from bootstrap.node import Listen, as_operator, serve_node
@@ -209,7 +209,7 @@ class World:
         async def work(stop: asyncio.Event) -> None:
             assert self.ticket is not None
             if owner.door == "node":  # it has no ticket of its own yet
-                token = invite(self.owners["node"].folder, 1, 86400, clock.unix_time(), gateway=True)
+                token = add_invitation(self.owners["node"].folder, 1, 86400, clock.unix_time(), gateway=True)
                 self._invited[owner.name], owner.door = replace(self.ticket, token=token), ""
 
             def up(ticket: Ticket) -> None:

@@ -10,7 +10,7 @@ from typing import Literal
 import grpc
 
 from peer.network import admission
-from protocol.addresses import LOOPBACK, WILDCARDS, is_ip, is_loopback, join, read_host, split
+from protocol.addresses import LOOPBACK, WILDCARDS, is_ip, is_loopback, join_address, read_host, split_address
 from protocol.clock import unix_time
 from protocol.errors import FormatError, PeerError, RefusedError, UnreachableError, UserError
 from protocol.files import write_atomically
@@ -63,7 +63,7 @@ class Wish:
             UserError: it is none.
         """
         try:
-            return split(self.listen) if self.listen is not None else None
+            return split_address(self.listen) if self.listen is not None else None
         except FormatError as error:
             raise UserError(f"--listen takes HOST:PORT: {error}") from None
 
@@ -126,10 +126,10 @@ class Reach:
 
 def _dialled(announced: Announced, port: int) -> str:
     host, forwarded = announced
-    return join(host, forwarded or port)
+    return join_address(host, forwarded or port)
 
 
-async def find(wish: Wish, ticket: Ticket, identity: Identity, folder: Path, asks: bool = True) -> Reach:
+async def find_reach(wish: Wish, ticket: Ticket, identity: Identity, folder: Path, asks: bool = True) -> Reach:
     """Find where this peer is to listen, and what others dial, as a node of the operator's has tried it; unless it
     `asks` nobody, as `folder` has it from the last time.
 
@@ -179,7 +179,7 @@ async def try_out(wish: Wish, reach: Reach, port: int, ticket: Ticket, peer: Pee
         return replace(reach, doubt=doubt)
     if objection:
         return replace(reach, objection=_told(objection, reach, port, dialled))
-    return replace(reach, announced=(split(dialled)[0], None))  # a router forwards the port already
+    return replace(reach, announced=(split_address(dialled)[0], None))  # a router forwards the port already
 
 
 def _wanted(wish: Wish, ticket: Ticket) -> Reach:
@@ -233,16 +233,16 @@ def _told(objection: str, reach: Reach, port: int, dialled: str) -> str:
 
 def _advice(reach: Reach, port: int, dialled: str) -> str:
     """The advice to a volunteer on how to be dialled."""
-    seen, named = split(dialled)[0], reach.announced[1]
+    seen, named = split_address(dialled)[0], reach.announced[1]
     if is_loopback(reach.host):
         return f"listen where others call, with --listen 0.0.0.0:{port}: on {reach.host} only this machine does"
     if seen == reach.host:
-        return f"let TCP port {port} through this machine's firewall, and name it: --listen {join(seen, port)}"
+        return f"let TCP port {port} through this machine's firewall, and name it: --listen {join_address(seen, port)}"
     if named is not None and named != port:
         return f"forward port {named} on the router to port {port} of this machine ({reach.host})"
     return (
         f"forward TCP port {port} on the router to this machine ({reach.host}), and name it: "
-        f"--listen {join(reach.host, port)} --announce {seen}"
+        f"--listen {join_address(reach.host, port)} --announce {seen}"
     )
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from protocol.addresses import is_loopback, join, split
+from protocol.addresses import is_loopback, join_address, split_address
 from protocol.clock import monotonic
 from protocol.errors import FormatError, HetpeerError, UnreachableError
 from protocol.identity import PeerId
@@ -149,7 +149,7 @@ class Routes:
                 stream.close()
 
         listener = await asyncio.start_server(take, "127.0.0.1", 0)
-        passage = Passage(listener, join(*listener.sockets[0].getsockname()[:2]))
+        passage = Passage(listener, join_address(*listener.sockets[0].getsockname()[:2]))
         return passage
 
     async def _way(self, peer: PeerId) -> Stream:
@@ -179,7 +179,7 @@ class Routes:
 async def _answers(address: str) -> bool:
     """Whether something listens at an address nearby; on loopback only this machine itself would answer."""
     try:
-        host, port = split(address)
+        host, port = split_address(address)
         if is_loopback(host):
             return False
         async with asyncio.timeout(LOCAL_DIAL_SECONDS):

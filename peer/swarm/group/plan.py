@@ -5,7 +5,7 @@ from bisect import bisect
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
-from peer.swarm.roles import free, looking
+from peer.swarm.roles import free_volunteers, looking
 from protocol.identity import PeerId
 from protocol.net.allowances import pause_after
 from protocol.outer.window import SKEW
@@ -24,7 +24,7 @@ NOWHERE = math.inf
 """The distance of a peer whose distance is not known."""
 
 
-def difference(one: PeerRecord, other: PeerRecord) -> float:
+def speed_difference(one: PeerRecord, other: PeerRecord) -> float:
     """The difference between two volunteers' speeds: |ln| of their ratio, since a group is as fast as its slowest
     member."""
     if not (one.tokens_per_second and other.tokens_per_second):
@@ -41,14 +41,16 @@ def preferred(peers: Peers, me: PeerRecord, trips: Mapping[PeerId, float] = Mapp
     one that is nearer, and as like it; `trips` are round trips, in seconds, as far as they are known.
     """
     others = [peer for peer in looking(peers, me.stage) if peer.peer_id != me.peer_id]
-    able = (peer for peer in free(peers, me.stage + 1) if peer.round + SKEW >= me.round)  # the others catch up first
+    able = (
+        peer for peer in free_volunteers(peers, me.stage + 1) if peer.round + SKEW >= me.round
+    )  # the others catch up first
     rivals = sorted([me, *others], key=_fastest_first)
     candidates = sorted(able, key=lambda peer: peer.peer_id)
     wanted = matched(rivals, candidates)
     mine = wanted.get(me.peer_id)
     begin = candidates.index(mine) if mine is not None else rivals.index(me)
     turns = {peer.peer_id: (at - begin) % len(candidates) for at, peer in enumerate(candidates)}
-    order = sorted(candidates, key=lambda peer: (difference(me, peer), turns[peer.peer_id]))
+    order = sorted(candidates, key=lambda peer: (speed_difference(me, peer), turns[peer.peer_id]))
     if mine is None:
         return order
     theirs = {peer.peer_id for rival, peer in wanted.items() if rival != me.peer_id}
@@ -59,7 +61,7 @@ def preferred(peers: Peers, me: PeerRecord, trips: Mapping[PeerId, float] = Mapp
 
 def is_like(me: PeerRecord, mine: PeerRecord, other: PeerRecord) -> bool:
     """Whether another volunteer suits `me` about as well as `mine`, the one next to it in speed."""
-    return other is mine or difference(me, other) <= max(ALIKE, difference(me, mine))
+    return other is mine or speed_difference(me, other) <= max(ALIKE, speed_difference(me, mine))
 
 
 def matched(rivals: Iterable[PeerRecord], candidates: Iterable[PeerRecord]) -> dict[PeerId, PeerRecord]:
@@ -72,7 +74,7 @@ def matched(rivals: Iterable[PeerRecord], candidates: Iterable[PeerRecord]) -> d
             break
         at = bisect(left, rival.tokens_per_second, key=lambda peer: peer.tokens_per_second)
         beside = {0, max(0, at - 1), min(at, len(left) - 1)}
-        best = min(beside, key=lambda place: (difference(rival, left[place]), place))
+        best = min(beside, key=lambda place: (speed_difference(rival, left[place]), place))
         wanted[rival.peer_id] = left.pop(best)
     return wanted
 

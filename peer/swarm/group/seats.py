@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass, field
 
 from peer.network.gossip import Reconciler
-from peer.network.group import Link, PipelineService, call, link
+from peer.network.group import Link, PipelineService, call, make_link
 from peer.swarm.group.plan import backoff_seconds, preferred
 from peer.swarm.group.slowness import (
     CALLED_LAST_SECONDS,
@@ -283,7 +283,7 @@ class GroupSeats:
 
     def _link_to(self, peer: PeerId, stage: int) -> Link:
         contacts = self.reconciler.contacts
-        made = link(contacts.manifest, peer, f"stage {stage} of this group ({peer[-8:]})", contacts.bandwidth)
+        made = make_link(contacts.manifest, peer, f"stage {stage} of this group ({peer[-8:]})", contacts.bandwidth)
         made.on_message = lambda said: self._news.ring() if isinstance(said, HetpeerError) else None
         return made
 
@@ -326,7 +326,7 @@ class GroupSeats:
         self.leave()
 
 
-async def pause(news: Notifier, failures: int) -> None:
+async def pause_before_regrouping(news: Notifier, failures: int) -> None:
     """Pause between two groups, after `failures` in a row. After a few failures, news do not shorten the pause, as each
     attempt makes some."""
     seconds = backoff_seconds(failures, random.uniform(0.5, 1.5))

@@ -15,7 +15,7 @@ from peer.swarm import waits
 from peer.swarm.group.agreement import Agreement, SilentError
 from peer.swarm.group.compression import Choice
 from peer.swarm.group.plan import better_group
-from peer.swarm.group.seats import GroupSeats, pause
+from peer.swarm.group.seats import GroupSeats, pause_before_regrouping
 from peer.swarm.group.slow_members import SlowMembers
 from peer.swarm.group.spot_checks import SpotChecking
 from peer.swarm.group.stage_round import LeavingError, RoundText, StageRound
@@ -100,7 +100,7 @@ class ServedStage:
         """Pause before the first stage tries again, after so many failures in a row. Returns the new number of
         failures."""
         if self.is_first and failures:
-            await pause(self.outer.discovery.news, failures)
+            await pause_before_regrouping(self.outer.discovery.news, failures)
         return failures + 1
 
     # Seats

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from peer.swarm.group.seats import GroupSeats
 from peer.swarm.group.slowness import Member, SlowFinding, SlownessWatch, StepKind, StepTimes, is_worth_a_try
-from peer.swarm.roles import free, looking
+from peer.swarm.roles import free_volunteers, looking
 from peer.swarm.rounds.outer_round import OuterLoop
 from peer.telemetry.group_decisions import NOBODY_FREE, THIS_PEER, MemberRecovered, MemberReplaced, SlowMember
 from protocol.clock import monotonic
@@ -98,7 +98,7 @@ class SlowMembers:
     def _spares(self, stage: int) -> Peers:
         """The volunteers of a stage that have no seat."""
         peers = self.outer.discovery.peers()
-        return free(peers, stage) if stage else looking(peers, 0)
+        return free_volunteers(peers, stage) if stage else looking(peers, 0)
 
     def _replace(self, slow: SlowFinding, stage: int) -> None:
         """Let a slow neighbour go.

@@ -154,7 +154,7 @@ class SlownessWatch:
             for peer, (seconds, admitted) in late.items():
                 _keep(self.debts, peer, self.debts.get(peer, Debt()))
                 charge = min(excess, max(0.0, seconds)) if excess > 0.0 else excess
-                self.debts[peer].charge(charge, admitted, step.seconds, MOST_DEBT * limit(usual, len(members) - 1))
+                self.debts[peer].charge(charge, admitted, step.seconds, MOST_DEBT * debt_limit(usual, len(members) - 1))
         self._measure(kind, step, members)
 
     def slow(self, kind: StepKind, peer: PeerId, further: int = 0) -> SlowFinding | None:
@@ -162,7 +162,7 @@ class SlownessWatch:
         most of its debt itself, one of those may be slow."""
         debt, usual = self.debts.get(peer), self.usual.get(kind)
         further = further if debt is not None and 2 * debt.admitted < debt.seconds else 0
-        if debt is None or usual is None or debt.seconds < limit(usual, further):
+        if debt is None or usual is None or debt.seconds < debt_limit(usual, further):
             return None
         gross = (1 + FURTHER_SHARE * further) * max(GROSS_STEPS * usual.seconds, SHORTEST_STEP_BOUND_SECONDS)
         is_gross = debt.total - debt.steps * usual.seconds >= gross
@@ -174,7 +174,7 @@ class SlownessWatch:
     def has_recovered(self, kind: StepKind, peer: PeerId) -> bool:
         """Whether a peer that was slow has paid back most of its debt."""
         usual = self.usual.get(kind)
-        return peer not in self.debts or usual is None or self.debts[peer].seconds < RECOVERED * limit(usual)
+        return peer not in self.debts or usual is None or self.debts[peer].seconds < RECOVERED * debt_limit(usual)
 
     def seconds_by(self, speed: float) -> float:
         """The seconds that the passes of a step take at so many tokens a second; 0: that speed is not known."""
@@ -211,7 +211,7 @@ class SlownessWatch:
             self.usual[kind] = now
 
 
-def limit(usual: StepTimes, further: int = 0) -> float:
+def debt_limit(usual: StepTimes, further: int = 0) -> float:
     """The debt, in seconds, at which a neighbour is slow that has so many stages behind it."""
     return DEBT_STEPS * (1 + FURTHER_SHARE * further) * usual.seconds
 

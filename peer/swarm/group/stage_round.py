@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from peer.compute.calibration import told
+from peer.compute.calibration import rounded_speed
 from peer.compute.fitting import microbatches_that_fit
 from peer.compute.trainer import StageTrainer
 from peer.data.batches import Batch
@@ -225,7 +225,7 @@ class StageRound:
                     self.bytes_sent, link.bytes_sent = self.bytes_sent + link.bytes_sent, 0
             self.depth = self.pipeline.depth
             if self.pipeline.speed:
-                self.outer.discovery.tell(tokens_per_second=told(self.pipeline.speed))
+                self.outer.discovery.tell(tokens_per_second=rounded_speed(self.pipeline.speed))
         self.pipeline = None
 
     def _tell_another_speed(self) -> None:
@@ -234,7 +234,7 @@ class StageRound:
         assert self.pipeline is not None
         speed, before = self.pipeline.speed, self.outer.discovery.record.tokens_per_second
         if not before / (1 + TOLERANCE) <= speed <= before * (1 + TOLERANCE):
-            self.outer.discovery.tell(tokens_per_second=told(speed))
+            self.outer.discovery.tell(tokens_per_second=rounded_speed(speed))
 
     async def take_up(self) -> None:
         """Go on as this peer's folder has it, with the optimizer's state."""

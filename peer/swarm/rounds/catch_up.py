@@ -19,7 +19,7 @@ from peer.telemetry.decisions import CaughtUp
 from peer.telemetry.events import Progress, Resumed
 from protocol.errors import UnreachableError
 from protocol.identity import Part
-from protocol.outer.phases import RunPhase, RunView, lacking, phase_of, stands, target
+from protocol.outer.phases import RunPhase, RunView, lacking_parts, phase_of, stands, target
 from protocol.trust.records import PeerRecord
 
 REQUESTS_AN_ATTEMPT = 20
@@ -31,7 +31,7 @@ CATCH_UP_RETRY_SECONDS = 1.0
 ABREAST = (RunPhase.GATHERING, RunPhase.TRAINING)
 
 
-async def resume(outer: OuterLoop) -> None:
+async def resume_from_folder(outer: OuterLoop) -> None:
     """Take up what this peer's folder holds: closed rounds, open contributions, error feedback, optimizer."""
     followed, reconciler = outer.followed, outer.reconciler
     for part in followed.parts:
@@ -113,14 +113,14 @@ async def _take_what_counts(outer: OuterLoop) -> int:
     view = outer.view()
     if not outer.others() or not max(view.run, view.finished):
         return 0
-    if missing := lacking(view):
+    if missing := lacking_parts(view):
         return (
             0 if await _is_proved(outer, [part for part in view.parts if part not in missing], view.run) else view.run
         )
     await take_later_states(outer)
     await compare_with_all(outer)  # fetching may have taken rounds
     view = outer.view()
-    if lacking(view):  # who held it has gone meanwhile
+    if lacking_parts(view):  # who held it has gone meanwhile
         return 0
     goal = max(target(view), *(followed.ledger.folded for followed in outer.followed.parts.values()))
     for part in [part for part in outer.followed.parts if outer.holders(part) and _is_too_old(outer, part, goal)]:

@@ -24,10 +24,10 @@ from peer.swarm.rounds.workload import Workload
 from peer.telemetry.decisions import Waiting
 from peer.telemetry.events import Contributed, Finished, Listener
 from protocol.clock import monotonic
-from protocol.codec.contribution import digest as sha256_of
+from protocol.codec.contribution import contribution_digest as sha256_of
 from protocol.identity import ContributionName, Part, PeerId
 from protocol.manifest import Manifest
-from protocol.outer.data_plan import Spans, beginning
+from protocol.outer.data_plan import Spans, first_chunks
 from protocol.outer.phases import PartView, RunPhase, RunView, is_abreast, phase_of
 from protocol.outer.window import SKEW
 from protocol.trust.bequests import Handovers
@@ -247,7 +247,7 @@ class OuterLoop:
         for part, blob in blobs.items():
             await self.reconciler.publish(part, round, blob)
         await self.discovery.publish()
-        self.emit(Contributed(round, steps, beginning(share, steps)))
+        self.emit(Contributed(round, steps, first_chunks(share, steps)))
         self.credited.withheld(self.emit, round, moved.keys() - blobs.keys(), self.followed.parts)
 
     async def _compose(self, part: Part, round: int, steps: int, tensors: Mapping[str, Tensor]) -> bytes:

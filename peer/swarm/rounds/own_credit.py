@@ -26,7 +26,7 @@ TOO_LATE = f"the others had closed the round before it was done; {STAYS_IN_ERROR
 TWICE = f"this peer had contributed to it in another group; {STAYS_IN_ERROR_FEEDBACK}"
 
 
-def objection(part: Part, each: FollowedPart, round: int, me: PeerRecord) -> str:
+def credit_objection(part: Part, each: FollowedPart, round: int, me: PeerRecord) -> str:
     """Return why this peer's contribution to a part in an open round does not count as of now; empty: it does."""
     ledger, name = each.ledger, ContributionName(part, round, me.peer_id)
     if me.peer_id in ledger.chosen(round):
@@ -65,7 +65,7 @@ class OwnCredit:
         for part, each in parts.items():
             authored = {round, *(one for one in each.own if each.ledger.folded < one < round)}
             for at in sorted(authored) if each.state.error_feedback else ():
-                why, before = objection(part, each, at, me), self.told.get((at, part))
+                why, before = credit_objection(part, each, at, me), self.told.get((at, part))
                 if before is None or why not in (before, IDLE):
                     self.told[at, part] = why
                     if why or before:

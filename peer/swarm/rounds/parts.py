@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from peer.optim.bounds import check_magnitudes
-from peer.optim.grid import digest
+from peer.optim.grid import grid_digest
 from peer.optim.outer import Grid, OuterState
 from peer.store.served import SNAPSHOTS_KEPT, ContributionStore, SnapshotStore
 from peer.torch_thread import TorchThread
@@ -121,7 +121,7 @@ class FollowedParts:
                 followed.ledger.fold(round)
                 followed.steps.pop(round, None)
                 await self._fold(part, followed.settled.pop(round, {}), lasting=round > due[-1] - SNAPSHOTS_KEPT)
-        followed.digest = await self.torch_thread.run(digest, followed.state.grid)
+        followed.digest = await self.torch_thread.run(grid_digest, followed.state.grid)
 
     def is_settled(self, last: int) -> bool:
         """Whether every grid has what the ledgers say of rounds up to `last`."""

@@ -16,7 +16,7 @@ from peer.telemetry.decisions import GoalChanged
 from peer.telemetry.events import Listener
 from protocol.identity import EMBEDDING, PeerId
 from protocol.manifest import Manifest
-from protocol.outer.data_plan import Spans, beginning, chunks
+from protocol.outer.data_plan import Spans, chunks, first_chunks
 
 SPEED_ROUNDS = 8
 
@@ -95,7 +95,7 @@ class Workload:
     def share(self, round: int) -> Spans:
         """The chunks that this peer's replica is to read in a round, in this order: one for each inner step."""
         share = self.followed.reading.share(round, self.discovery.record.slot, self.manifest)
-        return beginning(share, self.goal)
+        return first_chunks(share, self.goal)
 
     def upcoming(self, round: int, share: Spans, done: int = 0) -> Iterator[int]:
         """The chunks that this peer's replica reads next: of its share of a round after the first `done`, and of its

@@ -23,7 +23,7 @@ import numpy as np
 from peer import assembly, daemon
 from peer.network.gossip import Reconciler
 from peer.optim.bounds import largest_value
-from peer.process import Terminal, print_json, run_command, told
+from peer.process import Terminal, exit_code_of, print_json, run_command
 from peer.settings import PeerSettings
 from peer.store.home import locked
 from peer.swarm.group import inner_step
@@ -33,7 +33,7 @@ from peer.telemetry.events import Progress
 from peer.testnet.child import ATTACK
 from peer.testnet.faults import CONTRIBUTING
 from protocol.codec.bitstream import Int32Array
-from protocol.codec.contribution import SparseTensor, compose, decode, digest
+from protocol.codec.contribution import SparseTensor, compose, contribution_digest, decode
 from protocol.codec.frames import BackwardFrame, FramePosition, FrameRules
 from protocol.codec.frames import pack_frame as honest_pack
 from protocol.codec.quantize import LARGEST_UNITS
@@ -48,7 +48,7 @@ from protocol.schemas import pipeline_pb2 as pipeline
 from protocol.schemas import reconciliation_pb2 as pb
 from protocol.trust.proofs import sign_contribution
 from protocol.trust.records import PeerRecord
-from protocol.trust.ticket import find
+from protocol.trust.ticket import find_ticket
 
 Publish = Callable[[Reconciler, Part, int, bytes], Coroutine[Any, Any, None]]
 
@@ -77,7 +77,7 @@ def replace(where: object, name: str, by: object) -> None:
 
 async def keep(reconciler: Reconciler, part: Part, round: int, blob: bytes) -> Entry:
     """Keep a contribution where others fetch it; the entry that stands for it."""
-    entry = sign_contribution(reconciler.intake.signer, part, round, digest(blob), len(blob))
+    entry = sign_contribution(reconciler.intake.signer, part, round, contribution_digest(blob), len(blob))
     await asyncio.to_thread(reconciler.intake.contribution_store.put, entry, blob)
     return entry
 
@@ -331,7 +331,7 @@ def attack(kind: str, ticket: str, folder: Path) -> int:
     def serve() -> int:
         with locked(folder) as directory:
             settings = PeerSettings(
-                ticket=find(ticket, directory),
+                ticket=find_ticket(ticket, directory),
                 role="datacenter" if kind in CONTRIBUTING else "volunteer",
                 directory=directory,
                 stage=None if kind in CONTRIBUTING else 1,
@@ -339,7 +339,7 @@ def attack(kind: str, ticket: str, folder: Path) -> int:
             )
             return run_command(partial(daemon.run_until, settings=settings, emit=terminal.emit), terminal)
 
-    return told(terminal.emit, serve)
+    return exit_code_of(terminal.emit, serve)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from peer.network import admission
-from peer.process import Terminal, print_json, run_command, told
+from peer.process import Terminal, exit_code_of, print_json, run_command
 from peer.telemetry.events import Joined, Progress
 from peer.testnet.attackers import name_attacks, stranger_attacks
 from peer.testnet.attackers.hostile_name import CallPace, Name
@@ -35,7 +35,7 @@ from protocol.trust import certificates, membership_card
 from protocol.trust.keys import load_or_create
 from protocol.trust.membership_card import Authority, Card, Role, Signer
 from protocol.trust.records import PeerRecord, Register
-from protocol.trust.ticket import Ticket, find
+from protocol.trust.ticket import Ticket, find_ticket
 
 Attack = Callable[[Name], Coroutine[Any, Any, None]]
 Kinds = tuple[CrowdKind, ...]
@@ -222,9 +222,9 @@ def main(kind: str, names: int, seconds: float, ticket: str, targets: Path, fold
 
     async def serve(stop: asyncio.Event) -> None:
         known = json.loads(await asyncio.to_thread(targets.read_text))
-        found = find(ticket, folder)
+        found = find_ticket(ticket, folder)
         honest = [Endpoint(peer, address) for peer, address in known["peers"]]
-        crowd = CrowdProcess(found, await admission.describe(found), honest, known["dashboard"], folder)
+        crowd = CrowdProcess(found, await admission.fetch_descriptor(found), honest, known["dashboard"], folder)
         await crowd.prepare(kinds)
         async with Children() as children:
             attacking = children.spawn(attack(crowd, kinds, names, seconds))
@@ -235,7 +235,7 @@ def main(kind: str, names: int, seconds: float, ticket: str, targets: Path, fold
             await attacking
 
     folder.mkdir(parents=True, exist_ok=True)
-    return told(terminal.emit, lambda: run_command(serve, terminal))
+    return exit_code_of(terminal.emit, lambda: run_command(serve, terminal))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from itertools import count
 
 from peer.testnet.attackers.hostile_name import Name, key_of
-from protocol.codec.contribution import Contribution, SparseTensor, compose, decode, digest, max_bytes
+from protocol.codec.contribution import Contribution, SparseTensor, compose, contribution_digest, decode, max_bytes
 from protocol.errors import FormatError
 from protocol.identity import ContributionName, Part
 from protocol.layout import model_layout
@@ -157,7 +157,7 @@ def _keep(name: Name, made: Contribution, sign: int) -> pb.Entry:
     picked = {tensor: SparseTensor(each.offsets, sign * each.values) for tensor, each in made.tensors.items()}
     mine = ContributionName(made.name.part, made.name.round, name.peer_id)
     blob, _ = compose(mine, made.run, made.steps, picked, name.manifest, made.slot)
-    known = sign_contribution(name.signer, mine.part, mine.round, digest(blob), len(blob))
+    known = sign_contribution(name.signer, mine.part, mine.round, contribution_digest(blob), len(blob))
     name.blobs[known.sha256] = blob
     entry = name.entries[mine.part, key_of(known)] = pb.Entry(proof=known.proof)
     return entry

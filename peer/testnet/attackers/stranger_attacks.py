@@ -18,7 +18,7 @@ from typing import Any
 
 import msgpack
 
-from protocol.addresses import split
+from protocol.addresses import split_address
 from protocol.errors import HetpeerError
 from protocol.identity import RunId
 from protocol.limits import RECORD_SECONDS
@@ -129,7 +129,7 @@ async def opened(
     address: str, secure: ssl.SSLContext | None
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """A connection that is closed at the end of the block."""
-    host, port = split(address)
+    host, port = split_address(address)
     reader, writer = await asyncio.open_connection(host, port, ssl=secure)
     try:
         yield reader, writer
@@ -188,11 +188,11 @@ def _forged(me: Identity, run: RunId, records: Sequence[bytes]) -> tuple[bytes, 
     """Make a record with a card that claims to be the operator's, whose key stands in others' cards. Returns what is
     before the card's signature and what is behind it: only checking that signature shows that it is none."""
     public = me.public
-    for card in (signed.claimed(each, RECORD)[1][-1] for each in records):
+    for card in (signed.claimed_fields(each, RECORD)[1][-1] for each in records):
         public = card[SIGNATURE_BYTES : SIGNATURE_BYTES + PUBLIC_BYTES]
     own = issue(me, run, Card(me.peer_id, "volunteer", 0, 0))
     card = own[:SIGNATURE_BYTES] + public + own[SIGNATURE_BYTES + PUBLIC_BYTES :]
-    before, _, after = signed.sign(me, RECORD, [run, os.urandom(300), card]).partition(card)
+    before, _, after = signed.sign_fields(me, RECORD, [run, os.urandom(300), card]).partition(card)
     return before, card[SIGNATURE_BYTES:] + after
 
 

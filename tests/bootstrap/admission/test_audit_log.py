@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bootstrap.admission.audit_log import MOST_FIELD_CHARACTERS, AuditEntry, append_entry, kept_in, last
+from bootstrap.admission.audit_log import MOST_FIELD_CHARACTERS, AuditEntry, append_entry, audit_log_files, last
 from bootstrap.admission.database import DATABASE, LOG, reading
 
 
@@ -56,11 +56,11 @@ def test_a_line_that_a_power_cut_left_half_in_an_earlier_versions_file_is_passed
 
 
 def test_it_is_known_which_folders_have_one(tmp_path: Path):
-    assert kept_in(tmp_path) == []
+    assert audit_log_files(tmp_path) == []
     (tmp_path / LOG).touch()
-    assert kept_in(tmp_path) == [tmp_path / LOG]
+    assert audit_log_files(tmp_path) == [tmp_path / LOG]
     last(tmp_path, 1)
-    assert kept_in(tmp_path) == [tmp_path / DATABASE, tmp_path / LOG]
+    assert audit_log_files(tmp_path) == [tmp_path / DATABASE, tmp_path / LOG]
 
 
 WRITE = """

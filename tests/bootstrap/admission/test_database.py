@@ -193,8 +193,8 @@ def test_who_is_killed_in_the_middle_of_a_change_has_changed_nothing_and_what_wa
 
 
 def test_on_a_full_disk_nobody_is_let_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    token = operator_lists.invite(tmp_path, 1, 60, 0.0)
-    connect = database.connect
+    token = operator_lists.add_invitation(tmp_path, 1, 60, 0.0)
+    connect = database.open_database
 
     def full(folder: Path) -> sqlite3.Connection:
         lists = connect(folder)
@@ -204,7 +204,7 @@ def test_on_a_full_disk_nobody_is_let_in(tmp_path: Path, monkeypatch: pytest.Mon
         return lists
 
     with monkeypatch.context() as patch:
-        patch.setattr(database, "connect", full)
+        patch.setattr(database, "open_database", full)
         with pytest.raises(ResourceError, match=r"cannot use .*operator\.sqlite3: database or disk is full"):
             operator_lists.redeem(tmp_path, token, ANN, 0.0)
     assert operator_lists.read_invitations(tmp_path)[0].used_by == ()
@@ -235,7 +235,7 @@ def test_a_database_that_cannot_be_opened_is_named(tmp_path: Path):
 
 
 def test_a_row_that_cannot_be_is_damage(tmp_path: Path):
-    operator_lists.invite(tmp_path, 1, 60, 0.0)
+    operator_lists.add_invitation(tmp_path, 1, 60, 0.0)
     with changing(tmp_path) as lists:
         lists.execute("UPDATE invitations SET uses = ?", ("many",))
     with pytest.raises(ResourceError, match="is damaged"):

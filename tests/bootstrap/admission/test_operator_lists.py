@@ -14,9 +14,9 @@ from bootstrap.admission.database import DATABASE, MOST_USES, Invitation, Revoke
 from bootstrap.admission.operator_lists import (
     INVITATION_TOKEN_BYTES,
     RevokedList,
+    add_invitation,
     add_revoked,
     invitation_id,
-    invite,
     is_closed,
     note_stood,
     read_invitations,
@@ -25,7 +25,7 @@ from bootstrap.admission.operator_lists import (
     redeem,
     require_trials,
     set_closed,
-    withdraw,
+    withdraw_invitation,
 )
 from protocol.errors import RefusedError, ResourceError, UserError
 from protocol.identity import PeerId
@@ -39,7 +39,7 @@ def test_a_run_is_open_until_its_node_closes_it(tmp_path: Path):
     assert not is_closed(tmp_path)
     set_closed(tmp_path, True)
     assert is_closed(tmp_path)
-    invite(tmp_path, 1, WEEK, NOW)
+    add_invitation(tmp_path, 1, WEEK, NOW)
     assert is_closed(tmp_path)
     set_closed(tmp_path, False)
     assert not is_closed(tmp_path)
@@ -47,7 +47,7 @@ def test_a_run_is_open_until_its_node_closes_it(tmp_path: Path):
 
 
 def test_a_token_lets_in_as_many_peers_as_it_is_for(tmp_path: Path):
-    token = invite(tmp_path, 2, WEEK, NOW)
+    token = add_invitation(tmp_path, 2, WEEK, NOW)
     assert redeem(tmp_path, token, ANN, NOW) == invitation_id(token)
     assert redeem(tmp_path, token, BOB, NOW) == invitation_id(token)
     with pytest.raises(RefusedError, match="used by all 2 peers that it was for; ask"):
@@ -56,14 +56,14 @@ def test_a_token_lets_in_as_many_peers_as_it_is_for(tmp_path: Path):
 
 
 def test_who_comes_again_costs_no_second_use(tmp_path: Path):
-    token = invite(tmp_path, 1, WEEK, NOW)
+    token = add_invitation(tmp_path, 1, WEEK, NOW)
     for _ in range(3):
         redeem(tmp_path, token, ANN, NOW)
     assert read_invitations(tmp_path)[0].used_by == (ANN,)
 
 
 def test_who_was_let_in_may_come_again_after_the_end_for_newcomers(tmp_path: Path):
-    token = invite(tmp_path, 5, WEEK, NOW)
+    token = add_invitation(tmp_path, 5, WEEK, NOW)
     redeem(tmp_path, token, ANN, NOW)
     end = read_invitations(tmp_path)[0].expires
     redeem(tmp_path, token, BOB, end - 0.1)
@@ -73,15 +73,15 @@ def test_who_was_let_in_may_come_again_after_the_end_for_newcomers(tmp_path: Pat
 
 
 def test_nobody_comes_by_a_withdrawn_invitation_not_even_again(tmp_path: Path):
-    token, other = invite(tmp_path, 5, WEEK, NOW), invite(tmp_path, 5, WEEK, NOW)
+    token, other = add_invitation(tmp_path, 5, WEEK, NOW), add_invitation(tmp_path, 5, WEEK, NOW)
     redeem(tmp_path, token, ANN, NOW)
-    withdraw(tmp_path, invitation_id(token))
+    withdraw_invitation(tmp_path, invitation_id(token))
     for peer in (ANN, BOB):
         with pytest.raises(RefusedError, match="withdrawn; ask"):
             redeem(tmp_path, token, peer, NOW)
     redeem(tmp_path, other, BOB, NOW)
     with pytest.raises(UserError, match="no invitation 'deadbeef'; there are: "):
-        withdraw(tmp_path, "deadbeef")
+        withdraw_invitation(tmp_path, "deadbeef")
 
 
 def test_without_a_token_the_volunteer_is_told_that_it_takes_one(tmp_path: Path):
@@ -92,7 +92,7 @@ def test_without_a_token_the_volunteer_is_told_that_it_takes_one(tmp_path: Path)
 @given(data=st.data())
 def test_only_the_very_token_lets_anybody_in(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject):
     folder = tmp_path_factory.mktemp("book")
-    token = invite(folder, 3, WEEK, NOW)
+    token = add_invitation(folder, 3, WEEK, NOW)
     wrong = data.draw(
         st.one_of(
             st.binary(min_size=1, max_size=64),
@@ -114,7 +114,7 @@ def flipped(token: bytes, at: int, bit: int) -> bytes:
 
 
 def test_neither_the_folder_nor_a_message_tells_a_token(tmp_path: Path):
-    token = invite(tmp_path, 1, WEEK, NOW)
+    token = add_invitation(tmp_path, 1, WEEK, NOW)
     redeem(tmp_path, token, ANN, NOW)
     told = [
         repr(read_invitations(tmp_path)),
@@ -124,7 +124,7 @@ def test_neither_the_folder_nor_a_message_tells_a_token(tmp_path: Path):
         with pytest.raises(RefusedError) as refused:
             redeem(tmp_path, token, peer, now)
         told.append(str(refused.value))
-    withdraw(tmp_path, invitation_id(token))
+    withdraw_invitation(tmp_path, invitation_id(token))
     for shown in (token, flipped(token, INVITATION_TOKEN_BYTES - 1, 0)):
         with pytest.raises(RefusedError) as refused:
             redeem(tmp_path, shown, ANN, NOW)
@@ -135,17 +135,17 @@ def test_neither_the_folder_nor_a_message_tells_a_token(tmp_path: Path):
 
 
 def test_the_book_is_closed_to_other_users_of_the_machine(tmp_path: Path):
-    invite(tmp_path, 1, WEEK, NOW)
+    add_invitation(tmp_path, 1, WEEK, NOW)
     assert {file.stat().st_mode & 0o777 for file in tmp_path.iterdir()} == {0o600}
 
 
 def test_a_damaged_book_lets_nobody_in_and_is_not_overwritten(tmp_path: Path):
-    token, damage = invite(tmp_path, 1, WEEK, NOW), b"no database " * 1000
+    token, damage = add_invitation(tmp_path, 1, WEEK, NOW), b"no database " * 1000
     (tmp_path / DATABASE).write_bytes(damage)
     for attempt in (
         lambda: is_closed(tmp_path),
         lambda: redeem(tmp_path, token, ANN, NOW),
-        lambda: invite(tmp_path, 1, WEEK, NOW),
+        lambda: add_invitation(tmp_path, 1, WEEK, NOW),
         lambda: set_closed(tmp_path, False),
     ):
         with pytest.raises(ResourceError, match=r"operator\.sqlite3 is damaged: put it back"):
@@ -156,7 +156,7 @@ def test_a_damaged_book_lets_nobody_in_and_is_not_overwritten(tmp_path: Path):
 @pytest.mark.parametrize(("uses", "seconds"), [(0, WEEK), (MOST_USES + 1, WEEK), (1, 0), (-1, WEEK)])
 def test_an_invitation_for_nobody_or_no_time_is_none(tmp_path: Path, uses: int, seconds: int):
     with pytest.raises(UserError):
-        invite(tmp_path, uses, seconds, NOW)
+        add_invitation(tmp_path, uses, seconds, NOW)
     assert read_invitations(tmp_path) == ()
 
 
@@ -183,13 +183,13 @@ def test_an_invitation_has_a_set_of_peers_that_grows_while_it_may(
     tmp_path_factory: pytest.TempPathFactory, uses: int, acts: list[tuple[str, object]]
 ):
     folder = tmp_path_factory.mktemp("book")
-    token = invite(folder, uses, 30, 0.0)
+    token = add_invitation(folder, uses, 30, 0.0)
     now, inside, withdrawn = 0, set(), False
     for act, what in acts:
         if act == "pass":
             now += what
         elif act == "withdraw":
-            withdraw(folder, invitation_id(token))
+            withdraw_invitation(folder, invitation_id(token))
             withdrawn = True
         else:
             may = not withdrawn and (what in inside or (now < 30 and len(inside) < uses))
@@ -222,7 +222,7 @@ for number in range(12):
 
 
 def test_processes_at_once_never_let_in_more_than_it_is_for_and_lose_no_change(tmp_path: Path):
-    token = invite(tmp_path, 20, WEEK, 0.0)
+    token = add_invitation(tmp_path, 20, WEEK, 0.0)
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", REDEEM, str(tmp_path), name],

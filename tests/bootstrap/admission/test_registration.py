@@ -39,13 +39,13 @@ from protocol.net.blobs import BlobService, fetch
 from protocol.net.channels import Credentials, connect, door_options, handshake, knock, options
 from protocol.net.connection_limits import AT_DOOR, OF_PEERS
 from protocol.net.guard import Guard
-from protocol.run.run_files import RunFile, describe, file_names
+from protocol.run.run_files import RunFile, descriptor_of, file_names
 from protocol.schemas import blobs_pb2, blobs_pb2_grpc, run_pb2, run_pb2_grpc
 from protocol.trust import certificates
 from protocol.trust.attestations import KEPT
 from protocol.trust.keys import Identity
 from protocol.trust.membership_card import Authority, Card, Role, Signer, issue
-from protocol.trust.records import PeerRecord, Register, sign
+from protocol.trust.records import PeerRecord, Register, sign_record
 from protocol.trust.ticket import Ticket
 from tests.reference.admitted import certified, identity
 from tests.reference.small_manifest import small_manifest
@@ -54,7 +54,7 @@ MANIFEST = small_manifest()
 OPERATOR, GATEWAY, ANN, BOB = (identity(name) for name in ("operator", "gateway", "ann", "bob"))
 BLOB = b"some bytes"
 LIFE = 600.0
-DESCRIPTOR = describe(MANIFEST, OPERATOR.peer_id, [RunFile(name, "ab" * 32, 1) for name in file_names(MANIFEST)])
+DESCRIPTOR = descriptor_of(MANIFEST, OPERATOR.peer_id, [RunFile(name, "ab" * 32, 1) for name in file_names(MANIFEST)])
 
 
 @dataclass
@@ -71,7 +71,7 @@ class Records:
         card = issue(OPERATOR, DESCRIPTOR.run_id, Card(who.peer_id, "datacenter", 0, 0))
         signer = Signer(who, Authority(DESCRIPTOR.run_id, OPERATOR.peer_id), card)
         record = PeerRecord(peer_id=who.peer_id, address="h:1", role="datacenter", stage=0, slot=0, round=round)
-        self.values[who.peer_id] = sign(signer, record)
+        self.values[who.peer_id] = sign_record(signer, record)
 
 
 @dataclass
@@ -101,7 +101,7 @@ class House:
         self.said.append(str(caught.value))
 
     def invited(self, uses: int = 1, gateway: bool = False) -> bytes:
-        return operator_lists.invite(self.folder, uses, 3600, 0x7FFFFFFF, gateway)
+        return operator_lists.add_invitation(self.folder, uses, 3600, 0x7FFFFFFF, gateway)
 
 
 Scene = Callable[[House], Awaitable[None]]
@@ -175,7 +175,7 @@ def test_a_door_that_swallows_everything_keeps_nobody_from_the_next(tmp_path: Pa
         async with await asyncio.start_server(swallow, "127.0.0.1", 0) as hole:
             dead = f"127.0.0.1:{hole.sockets[0].getsockname()[1]}"
             ticket = replace(house.ticket, doors=(dead, *house.ticket.doors))
-            assert await nodes.describe(ticket) == DESCRIPTOR
+            assert await nodes.fetch_descriptor(ticket) == DESCRIPTOR
 
     play(tmp_path, scene)
 
@@ -186,14 +186,14 @@ def test_who_asks_is_told_whether_the_run_is_over(tmp_path: Path):
         word = NodeWord(7, taking=True, run=6, holders=(b"one", b"two"), rewind=b"three", keeps=True)
         house.door.word = lambda: word
         assert await nodes.ask_node(house.ticket) == word
-        assert await nodes.describe(house.ticket) == DESCRIPTOR
+        assert await nodes.fetch_descriptor(house.ticket) == DESCRIPTOR
 
     play(tmp_path, scene)
 
 
 def test_a_newcomer_learns_what_the_run_is(tmp_path: Path):
     async def scene(house: House) -> None:
-        assert await nodes.describe(house.ticket) == DESCRIPTOR
+        assert await nodes.fetch_descriptor(house.ticket) == DESCRIPTOR
 
     play(tmp_path, scene)
 
@@ -358,7 +358,7 @@ def test_a_closed_run_admits_by_invitation_and_its_token_is_in_no_error_and_no_f
         await house.register(token=token)  # and again
         await house.refused(RefusedError, "has been used by the one peer", who=BOB, token=token)
         (invitation,) = operator_lists.read_invitations(house.folder)
-        operator_lists.withdraw(house.folder, invitation.id)
+        operator_lists.withdraw_invitation(house.folder, invitation.id)
         await house.refused(RefusedError, "was withdrawn", token=token)
         kept = b"".join(path.read_bytes() for path in house.folder.iterdir())
         seen = "\n".join([*house.said, repr(house.ticket), repr(replace(house.ticket, token=token))]).encode()
@@ -454,7 +454,7 @@ def as_gateway(seconds: float = GATEWAY_SECONDS) -> ServingRights:
 
 def test_who_comes_in_at_a_gateway_has_a_card_and_a_chain_that_hold(tmp_path: Path):
     async def scene(house: House) -> None:
-        assert await nodes.describe(house.ticket) == DESCRIPTOR
+        assert await nodes.fetch_descriptor(house.ticket) == DESCRIPTOR
         given = await house.register()
         assert given.node.peer_id == GATEWAY.peer_id
         assert given.credentials.chain.count(b"BEGIN CERTIFICATE") == 2
@@ -512,7 +512,7 @@ def test_only_an_invitation_for_a_gateway_makes_one_and_it_makes_nothing_else(tm
         await house.refused(RefusedError, "has been used by the one peer", who=BOB, role="gateway", token=grant)
         assert (await house.register(GATEWAY, "gateway")).card.role == "gateway"  # it starts again, and shows none
         for each in operator_lists.read_invitations(house.folder):
-            operator_lists.withdraw(house.folder, each.id)
+            operator_lists.withdraw_invitation(house.folder, each.id)
         await house.refused(RefusedError, "was withdrawn", who=GATEWAY, role="gateway", token=grant)
         await house.refused(RefusedError, only, who=GATEWAY, role="gateway")
 
@@ -568,7 +568,7 @@ def test_a_ticket_with_another_authority_than_the_doors_is_said_to_be(tmp_path: 
         house.ticket = replace(house.ticket, authority=BOB.public)
         await house.refused(PeerError, "not certified by the authority that the ticket names")
         with pytest.raises(PeerError, match="not certified by the authority that the ticket names"):
-            await nodes.describe(house.ticket)
+            await nodes.fetch_descriptor(house.ticket)
 
     play(tmp_path, scene)
 
@@ -576,7 +576,7 @@ def test_a_ticket_with_another_authority_than_the_doors_is_said_to_be(tmp_path: 
 def test_a_ticket_of_another_run_of_the_same_operator_is_said_to_be(tmp_path: Path):
     async def scene(house: House) -> None:
         with pytest.raises(FormatError):
-            await nodes.describe(replace(house.ticket, run_id="cd" * 32))  # type: ignore[arg-type]
+            await nodes.fetch_descriptor(replace(house.ticket, run_id="cd" * 32))  # type: ignore[arg-type]
 
     play(tmp_path, scene)
 
@@ -608,14 +608,14 @@ def test_another_service_at_the_address_is_said_to_speak_no_tls(answer: bytes):
     with plain_server(answer) as address:
         ticket = Ticket(DESCRIPTOR.run_id, OPERATOR.public, (address,), ())
         with pytest.raises(PeerError, match=f"what answers at {address} is no bootstrap node: it speaks no TLS"):
-            asyncio.run(nodes.describe(ticket))
+            asyncio.run(nodes.fetch_descriptor(ticket))
 
 
 def test_what_hangs_up_at_once_is_nobody():
     with plain_server(b"") as address:
         ticket = Ticket(DESCRIPTOR.run_id, OPERATOR.public, (address,), ())
         with pytest.raises(HetpeerError, match=address):
-            asyncio.run(nodes.describe(ticket))
+            asyncio.run(nodes.fetch_descriptor(ticket))
 
 
 def test_a_wrong_door_and_one_that_is_away_do_not_hide_the_one_that_opens(tmp_path: Path):
@@ -624,7 +624,7 @@ def test_a_wrong_door_and_one_that_is_away_do_not_hide_the_one_that_opens(tmp_pa
             unused.bind(("127.0.0.1", 0))
             away = f"127.0.0.1:{unused.getsockname()[1]}"
             many = replace(house.ticket, doors=(wrong, away, *house.ticket.doors))
-            assert await nodes.describe(many) == DESCRIPTOR
+            assert await nodes.fetch_descriptor(many) == DESCRIPTOR
 
     play(tmp_path, scene)
 

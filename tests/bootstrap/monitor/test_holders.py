@@ -7,7 +7,7 @@ from protocol.identity import RunId
 from protocol.outer.phases import RunPhase
 from protocol.outer.progress import Rewind
 from protocol.trust.membership_card import Authority, Card, Role, Signer, issue
-from protocol.trust.records import PeerRecord, read_record, sign
+from protocol.trust.records import PeerRecord, read_record, sign_record
 from protocol.trust.rewinds import REWIND_FILE, sign_rewind
 from tests.reference.admitted import identity
 
@@ -25,7 +25,7 @@ def record(name: str, round: int, stage: int | None = None, **changes: object) -
 def signed_by(name: str, told: PeerRecord) -> bytes:
     me = identity(name)
     card = issue(OPERATOR, RUN, Card(me.peer_id, told.role, told.stage, 0))
-    return sign(Signer(me, AUTHORITY, card), told)
+    return sign_record(Signer(me, AUTHORITY, card), told)
 
 
 def seen(holders: Holders, run: int, *told: tuple[str, PeerRecord]) -> dict[str, int]:

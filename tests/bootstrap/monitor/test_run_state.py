@@ -5,7 +5,7 @@ import pytest
 from bootstrap.monitor.fold import Fold
 from bootstrap.monitor.peers import AT_WORK_SECONDS, SILENT_SECONDS, Peer
 from bootstrap.monitor.rounds import Round
-from bootstrap.monitor.run_state import BROKEN_SECONDS, STALLED_SECONDS, STALLED_TIMES, Found, missing, run_state
+from bootstrap.monitor.run_state import BROKEN_SECONDS, STALLED_SECONDS, STALLED_TIMES, Found, missing_peers, run_state
 from protocol.identity import PeerId, RunId
 from protocol.monitor import GroupJoined, GroupLost, StepReport
 from protocol.outer.phases import RunPhase
@@ -39,11 +39,11 @@ def ended(number: int, began: float, end: float) -> Round:
 
 def test_who_is_missing_is_said_with_how_many_there_are():
     there = [peer("A", "volunteer"), peer("B", "volunteer", 1), peer("C", "volunteer"), peer("D", "observer")]
-    assert missing(MANIFEST, there) == "1 datacenter (0 of 1), 1 volunteer of stage 1 (1 of 2)"
+    assert missing_peers(MANIFEST, there) == "1 datacenter (0 of 1), 1 volunteer of stage 1 (1 of 2)"
     there += [peer("E", "volunteer", 1), peer("F", "datacenter", gone=True)]
-    assert missing(MANIFEST, there) == "1 datacenter (0 of 1)"
-    assert missing(MANIFEST, [*there, peer("G", "datacenter")]) == ""
-    assert missing(MANIFEST, []) == "1 datacenter (0 of 1), 2 volunteers of stage 0 (0 of 2), " + (
+    assert missing_peers(MANIFEST, there) == "1 datacenter (0 of 1)"
+    assert missing_peers(MANIFEST, [*there, peer("G", "datacenter")]) == ""
+    assert missing_peers(MANIFEST, []) == "1 datacenter (0 of 1), 2 volunteers of stage 0 (0 of 2), " + (
         "2 volunteers of stage 1 (0 of 2)"
     )
 

@@ -23,7 +23,7 @@ from bootstrap.genesis import create_run
 from peer.cli.__main__ import app
 from peer.cli.admin import one_peer
 from peer.cli.options import duration
-from peer.cli.tables import peers_table
+from peer.cli.tables import records_table
 from protocol.errors import RefusedError, UserError
 from protocol.files import write_atomically
 from protocol.identity import PeerId, RunId
@@ -33,7 +33,7 @@ from protocol.run.run_files import DESCRIPTOR, Descriptor
 from protocol.trust.keys import load_or_create
 from protocol.trust.membership_card import Authority, Card, Signer, issue
 from protocol.trust.proofs import read_revocation
-from protocol.trust.records import PeerRecord, Register, expiration, sign
+from protocol.trust.records import PeerRecord, Register, expiration, sign_record
 from protocol.trust.ticket import Ticket, parse_ticket
 from tests.reference.admitted import identity
 from tests.reference.processes import TEXT, hetpeer
@@ -259,7 +259,7 @@ def with_peers(
         try:
             for peer in peers:
                 card = issue(operator, run.run_id, Card(peer.peer_id, peer.role, peer.stage, peer.slot))
-                signed = sign(Signer(keys[peer.peer_id], authority, card), peer)
+                signed = sign_record(Signer(keys[peer.peer_id], authority, card), peer)
                 await node.store(register.key(peer.peer_id), peer.peer_id, signed, expiration(peer))
             return [
                 await asyncio.to_thread(admin_process, tmp_path / "operator", run, node.addresses, *command)
@@ -341,5 +341,5 @@ def test_strangers_that_the_log_names_cannot_pass_for_a_peer():
 
 def test_what_peers_say_is_shown_as_text():
     console = Console(width=200, record=True, color_system="truecolor", force_terminal=True)
-    console.print(peers_table([record(ANN, 1, address="[red]\x1b[2J\x9b:1[/red]")]))
+    console.print(records_table([record(ANN, 1, address="[red]\x1b[2J\x9b:1[/red]")]))
     assert "[red]�[2J�:1[/red]" in console.export_text()

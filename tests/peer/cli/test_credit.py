@@ -11,17 +11,25 @@ from peer.store.served import ContributionStore
 from peer.telemetry.events import Failed
 from protocol.identity import PeerId, ReplicaId, stage_part
 from protocol.outer.ledger import Revocation
-from protocol.run.run_files import DESCRIPTOR, RunFile, describe, file_names
+from protocol.run.run_files import DESCRIPTOR, RunFile, descriptor_of, file_names
 from protocol.trust.keys import Identity, load_or_create
 from protocol.trust.membership_card import Authority, Card, Signer, issue
-from protocol.trust.proofs import revoke
-from protocol.trust.receipts import CountedReceipt, Receipt, Work, from_line, microbatch_tokens, sign, to_line
+from protocol.trust.proofs import sign_revocation
+from protocol.trust.receipts import (
+    CountedReceipt,
+    Receipt,
+    Work,
+    microbatch_tokens,
+    receipt_from_line,
+    receipt_to_line,
+    sign_credit_receipt,
+)
 from tests.reference.admitted import identity
 from tests.reference.small_manifest import small_manifest
 
 MANIFEST = small_manifest(replicas={"stages": 3}, outer={"rounds": 40})
 OPERATOR, LEADER, LAST, SAME = (identity(name) for name in ("operator", "leader", "last", "same"))
-DESCRIPTION = describe(MANIFEST, OPERATOR.peer_id, [RunFile(name, "ef" * 32, 5) for name in file_names(MANIFEST)])
+DESCRIPTION = descriptor_of(MANIFEST, OPERATOR.peer_id, [RunFile(name, "ef" * 32, 5) for name in file_names(MANIFEST)])
 AUTHORITY = Authority(DESCRIPTION.run_id, OPERATOR.peer_id)
 TOKENS = microbatch_tokens(MANIFEST)
 SIGNERS = {LEADER.peer_id: (LEADER, 0), LAST.peer_id: (LAST, 2), SAME.peer_id: (SAME, 1)}
@@ -30,7 +38,7 @@ SIGNERS = {LEADER.peer_id: (LEADER, 0), LAST.peer_id: (LAST, 2), SAME.peer_id: (
 def signed(receipt: Receipt) -> bytes:
     who, stage = SIGNERS[receipt.signer]
     card = issue(OPERATOR, AUTHORITY.run, Card(who.peer_id, "volunteer", stage, 0))
-    return sign(Signer(who, AUTHORITY, card), receipt)
+    return sign_credit_receipt(Signer(who, AUTHORITY, card), receipt)
 
 
 def work(by: Identity, me: PeerId, round: int, pairs: int) -> Work:
@@ -136,21 +144,25 @@ def forged(folder: Path) -> dict[str, list[bytes]]:
     """What a holder may try, by what is said of it."""
     me, path = load_or_create(folder), folder / "credit" / "00000000.receipts"
     lines = path.read_bytes().splitlines(keepends=True)
-    data = from_line(lines[0])
+    data = receipt_from_line(lines[0])
     card = issue(OPERATOR, AUTHORITY.run, Card(me.peer_id, "volunteer", 1, 0))
-    own = sign(Signer(me, AUTHORITY, card), CountedReceipt(me.peer_id, me.peer_id, 5, stage_part(1), "cd" * 32, 3))
+    own = sign_credit_receipt(
+        Signer(me, AUTHORITY, card), CountedReceipt(me.peer_id, me.peer_id, 5, stage_part(1), "cd" * 32, 3)
+    )
     unknown = Signer(SAME, AUTHORITY, issue(me, AUTHORITY.run, Card(SAME.peer_id, "volunteer", 1, 0)))
     elsewhere = work(LEADER, SAME.peer_id, 9, 6)
     return {
-        "does not hold": [*lines, to_line(data.replace(b"\x01\xd9", b"\x02\xd9", 1)[:-1] + b"\0")],
+        "does not hold": [*lines, receipt_to_line(data.replace(b"\x01\xd9", b"\x02\xd9", 1)[:-1] + b"\0")],
         "base64": [*lines, lines[0][: len(lines[0]) // 2]],
-        "not peer": [*lines, to_line(signed(elsewhere))],
-        "for itself": [*lines, to_line(own)],
+        "not peer": [*lines, receipt_to_line(signed(elsewhere))],
+        "for itself": [*lines, receipt_to_line(own)],
         "nobody who may admit": [
             *lines,
-            to_line(sign(unknown, CountedReceipt(SAME.peer_id, me.peer_id, 5, stage_part(1), "cd" * 32, 3))),
+            receipt_to_line(
+                sign_credit_receipt(unknown, CountedReceipt(SAME.peer_id, me.peer_id, 5, stage_part(1), "cd" * 32, 3))
+            ),
         ],
-        "not those of": [*lines, to_line(signed(replace(work(LEADER, me.peer_id, 9, 6), tokens=10**9)))],
+        "not those of": [*lines, receipt_to_line(signed(replace(work(LEADER, me.peer_id, 9, 6), tokens=10**9)))],
     }
 
 
@@ -177,7 +189,7 @@ def test_what_stands_there_twice_counts_once(folder: Path, tmp_path: Path, capsy
 
 
 def test_of_a_peer_that_was_taken_out_nothing_holds_from_then_on(folder: Path, capsys):
-    record = revoke(OPERATOR, AUTHORITY, Revocation(LEADER.peer_id, 30, 30))
+    record = sign_revocation(OPERATOR, AUTHORITY, Revocation(LEADER.peer_id, 30, 30))
     ContributionStore(folder / "contributions").keep_revocation(record)
     code, shown = run(folder, capsys=capsys)
     assert code == 7

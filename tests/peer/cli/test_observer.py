@@ -14,7 +14,7 @@ from bootstrap.monitor.watch import Monitor
 from peer.cli import observer
 from peer.cli.admin import Operator
 from peer.cli.bootstrap import BootstrapOptions, serve_run
-from peer.cli.observer import keep_model, name_attester, observe, why_not_held
+from peer.cli.observer import keep_model, keep_observer, name_attester, why_not_held
 from peer.process import Terminal, first_error
 from peer.store import disk
 from peer.telemetry.decisions import Suspected, Tried
@@ -24,7 +24,7 @@ from peer.testnet.swarm import BOOTSTRAP, Swarm
 from peer.testnet.testnet_options import TestnetOptions
 from protocol.errors import LostMemberError, RefusedError
 from protocol.identity import RunId
-from protocol.run.run_files import RunFile, describe, file_names
+from protocol.run.run_files import RunFile, descriptor_of, file_names
 from protocol.trust.attestations import GRANTED, read_grant
 from protocol.trust.keys import load_or_create
 from protocol.trust.membership_card import Authority
@@ -75,7 +75,7 @@ def play(
         last = '{{"event": "Progress", "doing": "{flags}"}}'
         script = SCRIPT.format(lines=[to_line(each) for each in events], serves=serves, last=last, code=code)
         command = (sys.executable, "-c", script)
-        await observe(TICKET, Path("folder"), Terminal(said.append), stop, audit, revoke, acquit, command)
+        await keep_observer(TICKET, Path("folder"), Terminal(said.append), stop, audit, revoke, acquit, command)
 
     asyncio.run(asyncio.wait_for(scene(), 60))
     return said, tried[refused:]
@@ -136,7 +136,7 @@ def test_a_testnet_audits_and_revokes_beside_its_bootstrap_node(audit: bool, fla
 def test_the_operators_own_observer_is_named_as_one_that_attests(tmp_path: Path):
     operator = load_or_create(tmp_path)
     files = [RunFile(name, "ab" * 32, 1) for name in file_names(MANIFEST)]
-    descriptor = describe(MANIFEST, operator.peer_id, files)
+    descriptor = descriptor_of(MANIFEST, operator.peer_id, files)
     name_attester(Operator(tmp_path, operator, descriptor))
     word = (tmp_path / OBSERVER_FOLDER / GRANTED).read_bytes()
     assert (
@@ -163,7 +163,9 @@ def test_what_holds_the_model_computes_nothing_and_its_end_is_told_and_tried_aga
                 stop.set()
                 return
             command = (sys.executable, "-c", script)
-            await observe(TICKET, Path("folder"), Terminal(said.append), stop, command=command, holds=True, held=held)
+            await keep_observer(
+                TICKET, Path("folder"), Terminal(said.append), stop, command=command, holds=True, held=held
+            )
 
         keeping = asyncio.create_task(keep_model(monitor, hold, said.append, stop))
         await asyncio.sleep(0)
@@ -187,9 +189,9 @@ def test_what_holds_the_model_computes_nothing_and_its_end_is_told_and_tried_aga
 
 def test_a_node_says_at_once_that_the_model_does_not_fit_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     files = [RunFile(name, "ab" * 32, 1) for name in file_names(MANIFEST)]
-    descriptor = describe(MANIFEST, load_or_create(tmp_path).peer_id, files)
+    descriptor = descriptor_of(MANIFEST, load_or_create(tmp_path).peer_id, files)
     assert why_not_held(descriptor, tmp_path) == ""
-    monkeypatch.setattr(disk, "free_bytes", lambda folder: 10**6)
+    monkeypatch.setattr(disk, "free_disk", lambda folder: 10**6)
     assert why_not_held(descriptor, tmp_path).startswith("not enough disk for the whole model, which keeps up to")
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=10**6))
     assert why_not_held(descriptor, tmp_path).startswith("not enough memory for the whole model: it takes about")

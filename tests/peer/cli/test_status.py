@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.console import Console
 
-from peer.cli.status import drawn
+from peer.cli.status import run_tables
 from protocol.monitor import GroupView, LineView, PeerView, RoundView, View
 
 LEADER, CENTER = "QmaaaaaaLeader1", "QmaaaaaaCenter1"
@@ -38,7 +38,7 @@ def shown(trouble: str = "", **fields: Any) -> str:
     )
     view = view.model_copy(update=fields)
     out = io.StringIO()
-    Console(file=out, width=120, highlight=False).print(drawn(view, trouble))
+    Console(file=out, width=120, highlight=False).print(run_tables(view, trouble))
     return out.getvalue()
 
 

@@ -10,7 +10,7 @@ import torch
 from filelock import FileLock
 
 from peer.compute import calibration
-from peer.compute.calibration import tokens_per_second, told, warm_up
+from peer.compute.calibration import rounded_speed, tokens_per_second, warm_up
 from peer.compute.trainer import StageTrainer
 from tests.peer.compute.test_replica import genesis, manifest
 from tests.reference.boundary import orthonormal
@@ -30,7 +30,7 @@ def test_a_stage_that_tried_itself_has_a_speed_and_trains_as_if_it_had_not(stage
 
 
 def test_a_speed_is_told_in_two_digits_and_never_beyond_what_a_record_may_say():
-    assert [told(speed) for speed in (1234.5, 0.0678, 3e12)] == [1200.0, 0.068, 1e9]
+    assert [rounded_speed(speed) for speed in (1234.5, 0.0678, 3e12)] == [1200.0, 0.068, 1e9]
 
 
 def test_of_processes_that_begin_together_one_compiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

@@ -21,7 +21,7 @@ from peer.devices.other_machine import Limits, OtherMachine
 from peer.devices.parallel_replica import ShardedReplica
 from peer.devices.weights import weights_layout
 from peer.devices.workers import Crew, Split
-from peer.network.machine_link import LinkListener, connect
+from peer.network.machine_link import LinkListener, connect_machine
 from protocol.errors import FormatError, HetpeerError, LostMemberError, RefusedError, ResourceError, UnreachableError
 from protocol.manifest import Manifest
 from tests.peer.compute.test_replica import batches, genesis
@@ -40,7 +40,7 @@ class Second:
         self.failed: HetpeerError | None = None
         self.news = threading.Condition()
         own = Hello.of(2, 1, "cpu", "", 1)
-        call = partial(connect, "127.0.0.1", port, secret)
+        call = partial(connect_machine, "127.0.0.1", port, secret)
         self.machine = OtherMachine(
             replace(own, **hello), Limits(CPU, 1, 19, most), f"127.0.0.1:{port}", call, self.say
         )

@@ -5,13 +5,23 @@ from multiprocessing import Pipe
 
 import torch
 
-from peer.devices.messages import Answer, Order, answer, give, hear, layout_of, packed, take, unpack_tensors
+from peer.devices.messages import (
+    Answer,
+    Order,
+    answer,
+    hear,
+    layout_of,
+    receive_order,
+    send_order,
+    shared_parcel,
+    unpack_tensors,
+)
 
 LAYOUT = {"some": ("float32", (3, 5)), "scalar": ("float32", ()), "whole": ("int64", (7,))}
 
 
 def test_what_one_writes_the_other_reads_and_back():
-    with packed(LAYOUT) as parcel:
+    with shared_parcel(LAYOUT) as parcel:
         theirs = unpack_tensors(parcel.handle, LAYOUT)
     parcel.tensors["whole"].copy_(torch.arange(7))
     theirs["some"][1].fill_(2.5)
@@ -26,10 +36,10 @@ def test_an_order_takes_its_tensors_along_and_leaves_no_file_open():
     ours, theirs = Pipe()
     with ours, theirs:
         before = len(os.listdir("/proc/self/fd")) if os.path.exists("/proc/self/fd") else 0
-        with packed(LAYOUT) as parcel:
+        with shared_parcel(LAYOUT) as parcel:
             parcel.tensors["some"].fill_(1.5)
-            give(ours, Order("step", LAYOUT, 7), parcel, os.getpid())
-            order, tensors = take(theirs)
+            send_order(ours, Order("step", LAYOUT, 7), parcel, os.getpid())
+            order, tensors = receive_order(theirs)
         assert order == Order("step", LAYOUT, 7)
         assert tensors["some"].unique().tolist() == [1.5]
         tensors["scalar"].fill_(4)

@@ -17,7 +17,7 @@ from torch import Tensor
 from peer.compute.arithmetic import Arithmetic
 from peer.compute.evaluation import Evaluator
 from peer.compute.replica import WholeReplica
-from peer.devices.messages import packed
+from peer.devices.messages import shared_parcel
 from peer.devices.parallel_replica import ShardedEvaluator, ShardedReplica
 from peer.devices.weights import weights_layout
 from peer.devices.workers import Crew, Split
@@ -191,7 +191,7 @@ def test_ctrl_c_and_sigterm_are_left_to_the_daemon(pair: ShardedReplica):
 
 
 def test_a_gradient_that_is_no_number_is_said_as_in_one_process(pair: ShardedReplica):
-    with packed(weights_layout(pair.manifest)) as parcel:
+    with shared_parcel(weights_layout(pair.manifest)) as parcel:
         for weight in parcel.tensors.values():
             weight.fill_(math.nan)
         crew(pair).tell("load", parcel)

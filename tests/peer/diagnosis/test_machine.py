@@ -10,10 +10,10 @@ from peer.diagnosis.machine import (
     EARLIEST,
     before_joining,
     busy,
-    clock,
+    clock_finding,
     computes_on,
     disk,
-    examine,
+    examine_machine,
     open_files,
     versions,
 )
@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 
 
 def test_this_machine_has_every_check_once(tmp_path: Path):
-    found = examine(CPU, 1, tmp_path / "not" / "there yet")
+    found = examine_machine(CPU, 1, tmp_path / "not" / "there yet")
     assert [each.name for each in found] == ["versions", "device", "cores", "memory", "disk", "open files", "clock"]
     assert not any(each.outcome == "failure" for each in found)
     assert not (tmp_path / "not").exists()
@@ -64,9 +64,9 @@ def test_few_files_are_a_warning_with_the_command_that_mends_it(monkeypatch: pyt
 
 
 def test_a_clock_that_was_never_set_is_a_failure():
-    assert clock(EARLIEST + 1).outcome == "ok"
-    assert clock(12.0).outcome == "failure"
-    assert "timedatectl" in clock(12.0).advice
+    assert clock_finding(EARLIEST + 1).outcome == "ok"
+    assert clock_finding(12.0).outcome == "failure"
+    assert "timedatectl" in clock_finding(12.0).advice
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="here PyTorch can use the GPU")
@@ -79,4 +79,4 @@ def test_before_it_joins_a_peer_is_warned_of_what_doctor_would_warn_of(tmp_path:
         assert before_joining("auto", now, driver) == [computes_on(CPU, driver)]
     assert before_joining("cpu", now, driver) == []  # its owner wants it so
     monkeypatch.setattr(resource, "getrlimit", lambda which: (256, 256))
-    assert before_joining("cpu", 12.0, driver) == [open_files(), clock(12.0)]
+    assert before_joining("cpu", 12.0, driver) == [open_files(), clock_finding(12.0)]

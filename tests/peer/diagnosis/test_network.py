@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from peer.diagnosis.machine import begins_slowly
-from peer.diagnosis.network import clocks, hidden, link_of, peers, reachable, slow_start, ways
+from peer.diagnosis.network import clocks, hidden, link_of, peers_finding, reachable, slow_start, ways
 from peer.network.reach.probing import Handshake, MeasuredWay, NoWay
 from peer.network.reach.reach import Reach
 
@@ -70,9 +70,9 @@ def test_a_tcp_that_forgets_its_speed_is_worth_a_warning_where_round_trips_are_l
 
 def test_peers_are_counted_and_the_way_to_them_is_told():
     shaken = [Handshake("a:1", 0.01, 0.02), Handshake("b:1", 0.03, 0.05), LOST]
-    assert peers(shaken, 9).value.startswith("2 of 3 asked answer, of 9 in all: 10 ms to 30 ms there and back")
-    assert peers([], 0).outcome == "ok"
-    assert "firewall" in peers([LOST], 4).advice
+    assert peers_finding(shaken, 9).value.startswith("2 of 3 asked answer, of 9 in all: 10 ms to 30 ms there and back")
+    assert peers_finding([], 0).outcome == "ok"
+    assert "firewall" in peers_finding([LOST], 4).advice
     assert "libp2p" in hidden("no bootstrap node answered").advice
 
 

@@ -21,7 +21,7 @@ from peer.lab.boundaries import (
 )
 from peer.lab.designs import group_design
 from peer.lab.switches import Switches
-from peer.model.embedding import FactoredEmbedding, split
+from peer.model.embedding import FactoredEmbedding, split_embedding
 from peer.model.number_format import DTYPES
 from peer.model.subspace import SubspaceBoundary, nested
 from peer.optim.grid import to_float
@@ -217,7 +217,7 @@ def test_by_default_a_boundary_gives_the_bits_of_the_protocols(anchor: str, wire
     manifest = small_manifest(replicas={"wire": wire, "anchor": anchor})
     te, tokens, x = table(manifest, seed), random_tokens(manifest, 2, 7, seed), normal(2, 7, 16, seed=seed + 1)
     u = nested(orthonormal(16, seed), manifest.k)
-    protocols = SubspaceBoundary(u, te if anchor == "embedding" else split(te, u)[1], floats(DTYPES[wire]))
+    protocols = SubspaceBoundary(u, te if anchor == "embedding" else split_embedding(te, u)[1], floats(DTYPES[wire]))
     ours = begin(manifest, Switches(), te, seed).boundaries(te)(0)
     assert torch.equal(
         ours.decode(ours.encode(x, tokens), tokens), protocols.decode(protocols.encode(x, tokens), tokens)
@@ -343,7 +343,7 @@ def test_what_boundaries_take_off_is_split_from_te_of_the_round_or_without_adapt
     group = begin(manifest, Switches(adaptation=adaptation), genesis)
     tokens, x, u = random_tokens(manifest, 2, 7), normal(2, 7, 16), nested(orthonormal(16), manifest.k)
     boundary = group.boundaries(te)(0)
-    anchor = split(te if adaptation else genesis, u)[1]
+    anchor = split_embedding(te if adaptation else genesis, u)[1]
     reference = SubspaceBoundary(u, anchor, floats(torch.bfloat16))
     assert torch.equal(
         boundary.decode(boundary.encode(x, tokens), tokens), reference.decode(reference.encode(x, tokens), tokens)
@@ -357,9 +357,9 @@ def test_without_adaptation_the_genesis_anchor_outlives_the_rounds_that_move_te(
     genesis = to_float(lab.bench.grids[EMBEDDING][EMBEDDING_TENSOR])
     play(lab, 2)
     te = to_float(lab.bench.grids[EMBEDDING][EMBEDDING_TENSOR])
-    assert not torch.equal(split(te, u)[1], split(genesis, u)[1])
+    assert not torch.equal(split_embedding(te, u)[1], split_embedding(genesis, u)[1])
     tokens, zero = torch.arange(300)[None], torch.zeros(1, 300, 16)
-    assert torch.equal(group.boundaries(te)(0).decode(zero, tokens)[0], split(genesis, u)[1])
+    assert torch.equal(group.boundaries(te)(0).decode(zero, tokens)[0], split_embedding(genesis, u)[1])
 
 
 def missed(g: Tensor, u: Tensor) -> float:

@@ -8,7 +8,7 @@ from peer.lab.learned import ORDERS, TAPS, Anchor, LearnedProjection, LearnedRec
 from peer.lab.methods import Averaged
 from peer.lab.replicas import Workshop
 from peer.lab.switches import Switches, switches
-from peer.model.embedding import split
+from peer.model.embedding import split_embedding
 from peer.optim.grid import to_float
 from protocol.errors import ManifestError
 from protocol.identity import EMBEDDING, stage_part
@@ -80,7 +80,7 @@ def test_the_gradients_are_those_of_the_whole_model_in_one_graph(anchors: str, c
     first, second = (stage.stage for stage in whole.stages)
     te_VD = to_float(lab.bench.grids[EMBEDDING][EMBEDDING_TENSOR])
     basis_dk = orthonormal(16)[:, :4]
-    anchor_VD = split(te_VD, basis_dk)[1]
+    anchor_VD = split_embedding(te_VD, basis_dk)[1]
     ids_BL, targets_BL = batch_SM[:, :-1], batch_SM[:, 1:]
     x_BLD = first(F.embedding(ids_BL, te_VD), ids_BL)
     fixed_BLD = F.embedding(ids_BL, anchor_VD)

@@ -14,7 +14,7 @@ from peer.data.batches import batch, in_turn
 from peer.data.text import open_tokens
 from peer.lab.reference_run import Lab, load_lab, save_lab
 from peer.lab.switches import Switches
-from peer.optim.grid import digest
+from peer.optim.grid import grid_digest
 from peer.optim.outer import Grid, OuterState, outer_term
 from peer.telemetry.events import Evaluated, Event, Finished, Joined, RoundDone, StepDone
 from protocol.codec.contribution import Contribution
@@ -119,9 +119,11 @@ def test_the_state_after_each_round_is_the_sum_of_all_rounds_or_with_overlap_of_
     run_manifest = manifest(outer={"overlap": overlap, "rounds": 4})
     done = [event for event in run(tmp_path, run_manifest) if isinstance(event, RoundDone)]
     genesis, *after = states(run_manifest, tmp_path / "run")
-    assert [event.digests for event in done] == [{part: digest(grid) for part, grid in each.items()} for each in after]
+    assert [event.digests for event in done] == [
+        {part: grid_digest(grid) for part, grid in each.items()} for each in after
+    ]
     if overlap:
-        assert done[0].digests == {part: digest(genesis[part]) for part in genesis}
+        assert done[0].digests == {part: grid_digest(genesis[part]) for part in genesis}
     assert [event.contributions["embedding"] for event in done] == ([0, 3, 3, 6] if overlap else [3, 3, 3, 3])
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from peer.lab.shares import Shares, in_proportion
 from protocol.manifest import Manifest
-from protocol.outer.data_plan import Reading, beginning, chunks
+from protocol.outer.data_plan import Reading, chunks, first_chunks
 from tests.reference.small_manifest import small_manifest
 
 H, ROUNDS = 5, 12
@@ -47,7 +47,7 @@ def test_every_chunk_is_read_once_and_as_a_swarm_gives_them_out():
     for round in range(1, 9):
         for slot in range(3):
             own = shares.chunks(round, slot)
-            assert own == list(chunks(beginning(reading.share(round, slot, run), len(own))))
+            assert own == list(chunks(first_chunks(reading.share(round, slot, run), len(own))))
             assert len(own) == taken.get((round, slot), H)
             read += own
         reading = reading.fold(dict(enumerate(shares.steps(round))), run)

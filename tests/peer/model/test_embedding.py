@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.autograd import backward
 
-from peer.model.embedding import DenseEmbedding, Embedding, FactoredEmbedding, split
+from peer.model.embedding import DenseEmbedding, Embedding, FactoredEmbedding, split_embedding
 from peer.model.subspace import nested
 from tests.reference import boundary as reference
 
@@ -47,7 +47,7 @@ def train_a_little(embedding: Embedding, tokens: Tensor) -> None:
 @settings(max_examples=30, deadline=None)
 def test_the_split_is_the_paper_s(k: int, seed: int) -> None:
     te, u = random_te(seed), basis(k, seed)
-    z, anchor = split(te, u)
+    z, anchor = split_embedding(te, u)
     t_s, t_perp = reference.embedding(te, u)
     close(z @ u.T, t_s)
     close(anchor, t_perp)
@@ -113,7 +113,7 @@ def test_loading_again_writes_the_anchor_in_place() -> None:
     anchor = embedding.anchor_Vd
     embedding.load(random_te(2))
     assert embedding.anchor_Vd is anchor
-    assert torch.equal(anchor, split(random_te(2), basis(4))[1])
+    assert torch.equal(anchor, split_embedding(random_te(2), basis(4))[1])
 
 
 def test_a_te_that_is_not_ours_to_load_is_refused() -> None:

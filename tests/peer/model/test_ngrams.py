@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from peer.model.ngrams import Ngrams, rows_of
+from peer.model.ngrams import Ngrams, ngram_rows
 from peer.model.stage import Stage
 from protocol.errors import ManifestError
 from protocol.manifest import Manifest, check_manifest
@@ -26,7 +26,7 @@ def manifest(ngrams: int, width: int = 0) -> Manifest:
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_a_row_is_chosen_by_the_last_tokens_alone(n: int, dtype: torch.dtype) -> None:
     texts = [[5, 7, 5, 7, 9], [1, 7, 5, 7, 9], [0, 0, 0, 1, 7], [2**18 - 1] * 5]
-    found_BL = rows_of(torch.tensor(texts, dtype=dtype), n, 4 * 2**18)
+    found_BL = ngram_rows(torch.tensor(texts, dtype=dtype), n, 4 * 2**18)
     assert found_BL.tolist() == [[chosen_row(text, at, n, 4 * 2**18) for at in range(5)] for text in texts]
     assert found_BL[0, -1] == found_BL[1, -1], "what is further back plays no part"
     assert n == 1 or found_BL[2, 0] != found_BL[2, 1], "no token is not token 0"

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd import backward
 from torch.nn import functional as F
 
-from peer.model.embedding import FactoredEmbedding, split
+from peer.model.embedding import FactoredEmbedding, split_embedding
 from peer.model.stage import Stage
 from peer.model.subspace import (
     Boundary,
@@ -33,7 +33,7 @@ def parts(k: int = K, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """U [d, k], T⊥ [V, d], tokens [2, 7] and X [2, 7, d]."""
     random = torch.Generator().manual_seed(seed)
     u = nested(reference.orthonormal(D, seed), k)
-    _, anchor = split(torch.randn(V, D, generator=random), u)
+    _, anchor = split_embedding(torch.randn(V, D, generator=random), u)
     return u, anchor, torch.randint(V, (2, 7), generator=random), torch.randn(2, 7, D, generator=random)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from peer.network.group import REPLICA_KEY, Link, PipelineService, call, link
+from peer.network.group import REPLICA_KEY, Link, PipelineService, call, make_link
 from peer.swarm.group.seats import GroupSeats
 from protocol.codec.seating import pack_start, unpack_start
 from protocol.errors import LostMemberError
@@ -20,7 +20,7 @@ from protocol.outer.ledger import Revocation
 from protocol.schemas import pipeline_pb2_grpc, reconciliation_pb2_grpc, succession_pb2, succession_pb2_grpc
 from protocol.schemas import reconciliation_pb2 as said
 from protocol.trust.bequests import Bequest, Handovers, sign_bequest
-from protocol.trust.proofs import revoke
+from protocol.trust.proofs import sign_revocation
 from tests.reference.loopback_peers import LoopbackPeer, village
 from tests.reference.small_manifest import small_manifest
 from tests.reference.waiting import until
@@ -60,7 +60,7 @@ class Callers:
     @asynccontextmanager
     async def calling(self, caller: LoopbackPeer, replica: str) -> AsyncIterator[Link]:
         """The link of a caller that has been welcomed, to speak over."""
-        downstream = link(MANIFEST, PeerId(self.member.id), "stage 1")
+        downstream = make_link(MANIFEST, PeerId(self.member.id), "stage 1")
         carrying = asyncio.create_task(
             call(to(self.member), caller.outer.reconciler.contacts, ReplicaId(replica), downstream)
         )
@@ -204,7 +204,7 @@ def test_a_bequest_is_taken_from_its_giver_alone(tmp_path: Path):
 
 def test_a_revocation_is_the_operators_whoever_passes_it_on(tmp_path: Path):
     async def scene(ann: LoopbackPeer, bob: LoopbackPeer, eve: LoopbackPeer) -> None:
-        false = revoke(eve.signer.identity, eve.signer.authority, Revocation(PeerId(ann.id), 1, 1))
+        false = sign_revocation(eve.signer.identity, eve.signer.authority, Revocation(PeerId(ann.id), 1, 1))
         async with eve.outer.reconciler.contacts.to(to(bob)) as channel:
             stub = reconciliation_pb2_grpc.ReconciliationStub(channel)
             with pytest.raises(grpc.aio.AioRpcError, match="operator"):

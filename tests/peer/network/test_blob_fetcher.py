@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from peer.telemetry.events import Refused
-from protocol.codec.contribution import digest
+from protocol.codec.contribution import contribution_digest
 from protocol.identity import EMBEDDING
 from protocol.outer.ledger import Entry
 from tests.reference.loopback_peers import LoopbackPeer, Village, village
@@ -32,7 +32,7 @@ def play(folder: Path, scene: Callable[[Village, Entry], Awaitable[None]]) -> No
 
 
 def whole(peer: LoopbackPeer, entry: Entry) -> bool:
-    return digest(peer.intake.contribution_store.read(entry.sha256)) == entry.sha256
+    return contribution_digest(peer.intake.contribution_store.read(entry.sha256)) == entry.sha256
 
 
 def test_what_one_cannot_give_comes_from_another_who_said_that_it_has_it(tmp_path: Path):

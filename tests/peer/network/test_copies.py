@@ -11,7 +11,7 @@ from peer.network import copies as module
 from peer.network.copies import Copies, elsewhere, stays
 from peer.telemetry.events import Event, Warned
 from protocol.errors import UserError
-from protocol.trust.records import PeerRecord, sign
+from protocol.trust.records import PeerRecord, sign_record
 from tests.reference.loopback_peers import LoopbackPeer, Village, village
 from tests.reference.small_manifest import small_manifest
 from tests.reference.waiting import until
@@ -31,7 +31,7 @@ class OneDht:
     def put(self, peer: LoopbackPeer, **changes: object) -> None:
         """As the peer publishes its record, or one like it."""
         record = peer.outer.discovery.record.model_copy(update=changes)
-        self.held[record.peer_id] = sign(peer.signer, record)
+        self.held[record.peer_id] = sign_record(peer.signer, record)
 
 
 def play(folder: Path, scene: Callable[[Village, OneDht], Awaitable[None]]) -> None:

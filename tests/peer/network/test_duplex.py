@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from peer.network.duplex import BreachError, Duplex
-from peer.network.group import Link, PipelineService, call, link
+from peer.network.group import Link, PipelineService, call, make_link
 from protocol.errors import FormatError, LostMemberError
 from protocol.identity import ReplicaId
 from protocol.net.bandwidth import Bandwidth
@@ -36,7 +36,7 @@ async def calling(handler: Handler, line: Bandwidth | None = None) -> AsyncItera
     address = f"127.0.0.1:{listen(server, '127.0.0.1:0', credentials('stage 1').serving())}"
     await server.start()
     ours = contacts("stage 0", MANIFEST)
-    downstream = link(MANIFEST, identity("stage 1").peer_id, "stage 1", line)
+    downstream = make_link(MANIFEST, identity("stage 1").peer_id, "stage 1", line)
     carrying = asyncio.create_task(call(there("stage 1", address), ours, REPLICA, downstream))
     try:
         yield downstream, carrying
@@ -82,7 +82,7 @@ def test_a_caller_that_sends_no_message_is_named():
         pipeline_pb2_grpc.add_PipelineServicer_to_server(service, server)
         address = f"127.0.0.1:{listen(server, '127.0.0.1:0', credentials('stage 1').serving())}"
         await server.start()
-        upstream, ours = link(MANIFEST, identity("stage 0").peer_id, "stage 0"), contacts("stage 0", MANIFEST)
+        upstream, ours = make_link(MANIFEST, identity("stage 0").peer_id, "stage 0"), contacts("stage 0", MANIFEST)
         service.welcome = lambda neighbour, replica: upstream
         metadata = (("hetpeer-manifest", MANIFEST.digest), ("hetpeer-replica", "r"))
         async with ours.alone(there("stage 1", address)) as channel:

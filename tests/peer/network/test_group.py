@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from peer.network.duplex import SILENT_BEATS, BreachError
-from peer.network.group import BETWEEN_STEPS, REPLICA_KEY, Link, PipelineService, call, link, nobody
+from peer.network.group import BETWEEN_STEPS, REPLICA_KEY, Link, PipelineService, call, make_link, welcome_nobody
 from protocol.codec.frames import MOST_IN_FLIGHT, FrameRules
 from protocol.codec.seating import pack_seats, pack_start, unpack_seats, unpack_start
 from protocol.errors import LostMemberError, RefusedError
@@ -30,7 +30,7 @@ BEHIND = identity("stage 1").peer_id
 
 
 def to(neighbour: str) -> Link:
-    return link(MANIFEST, identity(neighbour).peer_id, neighbour)
+    return make_link(MANIFEST, identity(neighbour).peer_id, neighbour)
 
 
 @dataclass
@@ -165,7 +165,7 @@ def test_a_call_that_is_refused_is_told_why_and_its_link_has_ended():
 def test_who_is_not_ready_yet_welcomes_nobody():
     async def scene() -> None:
         async with stage_1() as made:
-            made.service.welcome = nobody
+            made.service.welcome = welcome_nobody
             assert await made.words() == "this peer takes no part in groups now"
 
     play(scene())

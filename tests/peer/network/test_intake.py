@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from peer.network.blob_fetcher import BlobFetcher
-from protocol.codec.contribution import digest, max_bytes
+from protocol.codec.contribution import contribution_digest, max_bytes
 from protocol.errors import FormatError
 from protocol.identity import EMBEDDING, PeerId
 from protocol.outer.ledger import Entry, Revocation
 from protocol.schemas import reconciliation_pb2 as pb
 from protocol.trust.membership_card import Card, Signer, issue
-from protocol.trust.proofs import revoke, sign_contribution
+from protocol.trust.proofs import sign_contribution, sign_revocation
 from protocol.trust.records import PeerRecord
 from tests.reference.loopback_peers import RUN, LoopbackPeer, Village, village
 from tests.reference.small_manifest import small_manifest
@@ -37,7 +37,7 @@ async def written(author: LoopbackPeer, seed: int) -> Entry:
     moved = {name: torch.full_like(tensor, seed * 1e-7, dtype=torch.float32) for name, tensor in state.grid.items()}
     record = author.outer.discovery.record
     blob, _ = state.contribute(RUN, 1, record.peer_id, 1, moved, record.slot)
-    entry = sign_contribution(author.signer, EMBEDDING, 1, digest(blob), len(blob))
+    entry = sign_contribution(author.signer, EMBEDDING, 1, contribution_digest(blob), len(blob))
     author.intake.contribution_store.put(entry, blob)
     return entry
 
@@ -163,7 +163,7 @@ def test_what_is_invalid_is_its_authors_fault_and_not_that_of_who_passes_it_on(t
     async def scene(made: Village) -> None:
         author, between, third = made.peers
         blob = b"no contribution"
-        entry = sign_contribution(author.signer, EMBEDDING, 1, digest(blob), len(blob))
+        entry = sign_contribution(author.signer, EMBEDDING, 1, contribution_digest(blob), len(blob))
         between.intake.contribution_store.put(entry, blob)
         passed_on = pb.Entry(proof=entry.proof)
         assert await third.outer.reconciler.learner.receive([passed_on], between.outer.discovery.record)
@@ -179,7 +179,7 @@ def test_who_was_taken_out_is_out_after_a_restart_too(tmp_path: Path):
         a, b = made.peers
         entry = await written(a, 1)
         await b.intake.take(entry.proof, [], a.outer.discovery.record)
-        signed = revoke(made.operator, made.authority, Revocation(PeerId(a.id), 1, 1))
+        signed = sign_revocation(made.operator, made.authority, Revocation(PeerId(a.id), 1, 1))
         assert b.intake.revoke(signed)
         assert not b.intake.revoke(signed)
         again = await made.start("b")
@@ -204,7 +204,7 @@ def test_what_is_invalid_or_larger_than_possible_is_not_fetched_again_or_at_all(
         a, b = made.peers
         monkeypatch.setattr(BlobFetcher, "bring", watched)
         blob = b"no contribution"
-        wrong = sign_contribution(a.signer, EMBEDDING, 1, digest(blob), len(blob))
+        wrong = sign_contribution(a.signer, EMBEDDING, 1, contribution_digest(blob), len(blob))
         a.intake.contribution_store.put(wrong, blob)
         with pytest.raises(FormatError):
             await b.intake.take(wrong.proof, [], a.outer.discovery.record)

@@ -11,7 +11,7 @@ from queue import Empty, Queue
 
 import pytest
 
-from peer.network.machine_link import MOST_FIRST_BYTES, LinkListener, TlsLink, connect, read_secret
+from peer.network.machine_link import MOST_FIRST_BYTES, LinkListener, TlsLink, connect_machine, read_secret
 from protocol.errors import FormatError, ResourceError, UserError
 
 SECRET, OTHER = b"a secret, all of chance, of 32 bytes", b"another, all of chance, of 32 bytes."
@@ -32,7 +32,7 @@ class First:
 
     def has_served(self) -> bool:
         """Whether it has let somebody in, once another caller after them has been served."""
-        last = connect(HOST, self.port, SECRET, b"the last one")
+        last = connect_machine(HOST, self.port, SECRET, b"the last one")
         try:
             link, first = self.served.get(timeout=SECONDS)
             link.close()
@@ -57,7 +57,7 @@ def first() -> Iterator[First]:
 
 @contextmanager
 def linked(first: First) -> Iterator[tuple[TlsLink, TlsLink]]:
-    ours = connect(HOST, first.port, SECRET, b"hello")
+    ours = connect_machine(HOST, first.port, SECRET, b"hello")
     theirs = first.link()
     try:
         yield ours, theirs
@@ -108,7 +108,7 @@ def test_it_is_tls_1_3_and_a_stranger_who_looks_on_sees_no_word(first: First):
 
 def test_who_has_another_secret_is_not_let_in_and_lets_nobody_in(first: First):
     with pytest.raises(OSError, match="--secret-file must be the same on all machines"):
-        connect(HOST, first.port, OTHER, b"hello")
+        connect_machine(HOST, first.port, OTHER, b"hello")
     assert not first.has_served()
 
 
@@ -168,7 +168,7 @@ def test_the_bytes_of_a_machine_are_of_no_use_to_who_sends_them_again(first: Fir
 
         relaying = threading.Thread(target=relay)
         relaying.start()
-        ours = connect(HOST, between.getsockname()[1], SECRET, b"hello")
+        ours = connect_machine(HOST, between.getsockname()[1], SECRET, b"hello")
         theirs = first.link()
         ours.close()
         theirs.close()
@@ -181,7 +181,7 @@ def test_the_bytes_of_a_machine_are_of_no_use_to_who_sends_them_again(first: Fir
 
 
 def test_a_first_message_that_is_too_long_is_not_waited_for(first: First):
-    caller = connect(HOST, first.port, SECRET, bytes(MOST_FIRST_BYTES + 1))
+    caller = connect_machine(HOST, first.port, SECRET, bytes(MOST_FIRST_BYTES + 1))
     try:
         with pytest.raises(OSError, match=r"closed the connection|reset"):
             caller.receive()
@@ -239,7 +239,7 @@ def test_who_listens_no_longer_is_not_reached_and_links_go_on(first: First):
     with linked(first) as (ours, theirs):
         first.listener.close()
         with pytest.raises(ConnectionRefusedError):
-            connect(HOST, first.port, SECRET, b"hello")
+            connect_machine(HOST, first.port, SECRET, b"hello")
         ours.send(b"still here")
         assert theirs.receive() == b"still here"
 

@@ -248,7 +248,7 @@ def test_a_receipt_that_was_not_asked_for_is_a_breach(tmp_path: Path, monkeypatc
             exchange(leader, member, 1)
 
             def sign_for_another(signer: Signer, receipt: Work) -> bytes:
-                return receipts.sign(signer, replace(receipt, receiver=PeerId(stranger.id)))
+                return receipts.sign_credit_receipt(signer, replace(receipt, receiver=PeerId(stranger.id)))
 
             monkeypatch.setattr(signing, "sign", sign_for_another)
             await member.earned.ask()
@@ -265,7 +265,7 @@ def test_what_is_kept_verifies_with_the_runs_id_and_operator_alone(tmp_path: Pat
             await leader.earned.ask()
             verifier = Verifier(made.authority, PeerId(leader.id), tokens=microbatch_tokens(MANIFEST))
             (line,) = (tmp_path / "leader" / "credit" / "00000000.receipts").read_bytes().splitlines(keepends=True)
-            assert verifier.check(receipts.from_line(line)) == kept(leader)[0]
+            assert verifier.check(receipts.receipt_from_line(line)) == kept(leader)[0]
             assert KeptReceipts(tmp_path / "leader" / "credit", made.authority).folder.is_dir()
 
     run(story())

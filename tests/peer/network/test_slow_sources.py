@@ -12,7 +12,7 @@ import pytest
 
 import protocol.net.blobs
 from peer.network import wanted as deciding
-from protocol.codec.contribution import digest
+from protocol.codec.contribution import contribution_digest
 from protocol.identity import EMBEDDING, PeerId
 from protocol.net.bandwidth import Bandwidth
 from protocol.net.channels import listen, options
@@ -77,7 +77,7 @@ def play(folder: Path, scene: Callable[[Village, Entry], Awaitable[None]]) -> No
 
 
 def whole(peer: LoopbackPeer, entry: Entry) -> bool:
-    return digest(peer.intake.contribution_store.read(entry.sha256)) == entry.sha256
+    return contribution_digest(peer.intake.contribution_store.read(entry.sha256)) == entry.sha256
 
 
 def id_of(peer: LoopbackPeer) -> PeerId:

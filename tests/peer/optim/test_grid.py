@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer.optim.grid import digest, divide_half_even, to_float, to_int32, to_units
+from peer.optim.grid import divide_half_even, grid_digest, to_float, to_int32, to_units
 from protocol.errors import DivergedError
 
 
@@ -42,8 +42,8 @@ def test_int32_is_never_wrapped():
 
 def test_a_digest_knows_names_shapes_and_values():
     one = {"w": torch.arange(6, dtype=torch.int32).view(2, 3)}
-    assert digest(one) == digest({"w": torch.arange(6, dtype=torch.int32).view(2, 3)})
-    assert digest(one) != digest({"v": one["w"]})
-    assert digest(one) != digest({"w": one["w"].view(3, 2)})
-    assert digest(one) != digest({"w": one["w"] + 1})
-    assert digest(one) == digest({"w": one["w"].T.contiguous().T})
+    assert grid_digest(one) == grid_digest({"w": torch.arange(6, dtype=torch.int32).view(2, 3)})
+    assert grid_digest(one) != grid_digest({"v": one["w"]})
+    assert grid_digest(one) != grid_digest({"w": one["w"].view(3, 2)})
+    assert grid_digest(one) != grid_digest({"w": one["w"] + 1})
+    assert grid_digest(one) == grid_digest({"w": one["w"].T.contiguous().T})

@@ -13,7 +13,7 @@ from peer.compute.replica import WholeReplica
 from peer.compute.trainer import StageTrainer
 from peer.model.subspace import nested
 from peer.optim.inner import AdamW
-from peer.optim.muon import COEFFICIENTS, ITERATIONS, MOMENTUM, Muon, optimizer, orthogonal, step_scale
+from peer.optim.muon import COEFFICIENTS, ITERATIONS, MOMENTUM, Muon, make_optimizer, orthogonal, step_scale
 from protocol.identity import stage_part
 from protocol.layout import is_layer_matrix, part_layout, writes_residual
 from protocol.manifest_tables import Inner
@@ -164,5 +164,5 @@ def test_what_a_group_writes_before_a_boundary_stays_in_the_subspace_and_nothing
 
 
 def test_adamw_is_the_manifests_where_it_says_nothing():
-    found = optimizer([nn.Parameter(torch.zeros(2, 2))], ["model.layers.0.mlp.up_proj.weight"], Inner())
+    found = make_optimizer([nn.Parameter(torch.zeros(2, 2))], ["model.layers.0.mlp.up_proj.weight"], Inner())
     assert type(found) is AdamW

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peer.optim import kernels
-from peer.optim.grid import digest
+from peer.optim.grid import grid_digest
 from peer.optim.kernels import LARGEST_FACTOR
 from peer.optim.outer import FACTOR_ONE, OuterState, as_chunks, decay_and_add, eta, outer_term, top_k, weights
 from protocol.codec.chunks import chunk_grid
@@ -120,7 +120,7 @@ def test_the_largest_values_and_weights_fit_into_the_sums():
     grid = chunk_grid(shape, 4, 2)
     for weight in (2**12 + 1, 0):  # what no weights are
         with pytest.raises(ValueError, match="weights of"):
-            kernels.outer_term([picked.offsets], picked.values[None], grid, 2**20, [weight], False)
+            kernels.outer_term_kernel([picked.offsets], picked.values[None], grid, 2**20, [weight], False)
 
 
 @pytest.mark.parametrize("values", ["bf16", "2bit"])
@@ -316,7 +316,7 @@ def golden_update(clip: str) -> str:
         made.append(author.contribute(RUN, 1, PeerId(f"R{number}"), 1, delta)[1])
     random.SystemRandom().shuffle(made)
     state.replace([], made)
-    return digest(state.grid)
+    return grid_digest(state.grid)
 
 
 def _integers(run: Manifest, seed: int) -> dict[str, torch.Tensor]:

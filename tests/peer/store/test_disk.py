@@ -10,14 +10,14 @@ import pytest
 from peer.joining import require_fit, require_place, text_sources
 from peer.network.admission import Admitted
 from peer.settings import PeerSettings
-from peer.store.disk import SHARE, SIGNED_ON_DISK_BYTES, contribution_bytes, fixed_bytes, require_space, space_in
+from peer.store.disk import SHARE, SIGNED_ON_DISK_BYTES, contribution_bytes, kept_bytes, require_space, space_in
 from protocol.codec.contribution import max_bytes
 from protocol.errors import ResourceError
 from protocol.identity import EMBEDDING, Endpoint, stage_part
 from protocol.layout import elements, part_layout
 from protocol.manifest import Manifest
 from protocol.net.bandwidth import Bandwidth
-from protocol.run.run_files import RunFile, describe, file_names, files_needed
+from protocol.run.run_files import RunFile, descriptor_of, file_names, files_needed
 from protocol.trust.membership_card import Card
 from protocol.trust.ticket import Ticket
 from tests.reference.admitted import identity
@@ -26,7 +26,7 @@ from tests.reference.small_manifest import small_manifest
 MANIFEST = small_manifest()
 OPERATOR = identity("operator")
 FILE_BYTES = 5_000
-DESCRIPTOR = describe(
+DESCRIPTOR = descriptor_of(
     MANIFEST, OPERATOR.peer_id, [RunFile(name, "ab" * 32, FILE_BYTES) for name in file_names(MANIFEST)]
 )
 TICKET = Ticket(DESCRIPTOR.run_id, OPERATOR.public, ("127.0.0.1:1",), ())
@@ -37,8 +37,8 @@ def values(manifest: Manifest, *parts: str) -> int:
 
 
 def test_a_stage_keeps_checkpoints_of_what_it_trains_and_states_of_what_it_follows() -> None:
-    first, last = (fixed_bytes(MANIFEST, stage, True, 1000) for stage in (0, 1))
-    assert fixed_bytes(MANIFEST, 0, True, 3000) == first + 2000
+    first, last = (kept_bytes(MANIFEST, stage, True, 1000) for stage in (0, 1))
+    assert kept_bytes(MANIFEST, 0, True, 3000) == first + 2000
     trained, own = values(MANIFEST, EMBEDDING, stage_part(0)), max_bytes(MANIFEST, EMBEDDING)
     other = values(MANIFEST, stage_part(1))
     of_stages = max_bytes(MANIFEST, stage_part(0)) - max_bytes(MANIFEST, stage_part(1))
@@ -47,9 +47,9 @@ def test_a_stage_keeps_checkpoints_of_what_it_trains_and_states_of_what_it_follo
 
 
 def test_who_has_the_whole_model_keeps_all_of_it_and_an_observer_no_checkpoints() -> None:
-    whole = fixed_bytes(MANIFEST, None, True, 0)
-    assert whole > fixed_bytes(MANIFEST, 1, True, 0)
-    watching = fixed_bytes(MANIFEST, None, False, 0)
+    whole = kept_bytes(MANIFEST, None, True, 0)
+    assert whole > kept_bytes(MANIFEST, 1, True, 0)
+    watching = kept_bytes(MANIFEST, None, False, 0)
     every = values(MANIFEST, EMBEDDING, stage_part(0), stage_part(1))
     assert whole - watching >= 3 * 24 * every
 
@@ -109,7 +109,7 @@ def test_a_peer_that_names_its_stage_asks_for_no_place_that_its_disk_has_not(tmp
 
 @pytest.mark.parametrize("left", [0, 1000, 10**10])
 def test_the_cache_of_blocks_gets_what_is_left(tmp_path: Path, left: int) -> None:
-    prepared = describe(
+    prepared = descriptor_of(
         MANIFEST, OPERATOR.peer_id, [RunFile(name, "ab" * 32, 5) for name in file_names(MANIFEST, prepared=True)]
     )
     unlimited = space_in(tmp_path, prepared, files_needed(prepared, 0), 0, True, 10**12)

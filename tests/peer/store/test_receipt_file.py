@@ -9,7 +9,7 @@ from peer.store.receipt_file import KeptReceipts, files
 from protocol.errors import ResourceError
 from protocol.identity import PeerId, ReplicaId, RunId
 from protocol.trust.membership_card import Authority, Card, Signer, issue
-from protocol.trust.receipts import Work, by_round, sign, to_line
+from protocol.trust.receipts import Work, by_round, receipt_to_line, sign_credit_receipt
 from tests.reference.admitted import identity
 
 RUN, OPERATOR, BY = RunId("ab" * 32), identity("operator"), identity("leader")
@@ -24,7 +24,7 @@ def receipt(round: int, pairs: int) -> Work:
 
 def append(kept: KeptReceipts, *found: Work) -> None:
     for each in found:
-        kept.append(each.round, [sign(SIGNER, each)])
+        kept.append(each.round, [sign_credit_receipt(SIGNER, each)])
 
 
 def test_receipts_are_read_as_they_were_kept(tmp_path: Path):
@@ -41,7 +41,7 @@ def test_a_half_written_line_is_passed_over_and_written_on_behind(tmp_path_facto
     append(KeptReceipts(folder, AUTHORITY), receipt(1, 3))
     (path,) = files(folder)
     with path.open("ab") as file:
-        file.write(to_line(sign(SIGNER, receipt(1, 6)))[:cut][:-1])
+        file.write(receipt_to_line(sign_credit_receipt(SIGNER, receipt(1, 6)))[:cut][:-1])
     assert list(KeptReceipts(folder, AUTHORITY).read()) == [receipt(1, 3)]
     again = KeptReceipts(folder, AUTHORITY)
     append(again, receipt(2, 4))

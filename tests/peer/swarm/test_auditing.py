@@ -21,7 +21,7 @@ from protocol.codec.contribution import decode
 from protocol.identity import EMBEDDING, PeerId, ReplicaId
 from protocol.layout import model_layout, part_layout
 from protocol.trust.membership_card import Card, issue
-from protocol.trust.records import read_record, sign
+from protocol.trust.records import read_record, sign_record
 from tests.peer.swarm import test_roles
 from tests.reference.boundary import orthonormal
 from tests.reference.loopback_peers import RUN, LoopbackPeer, Village, village
@@ -126,7 +126,7 @@ def test_scores_go_into_the_record_and_others_can_read_it(tmp_path: Path):
         await made.round(1, made.peers)
         await mine.audit(a.outer)
         record = a.outer.discovery.record
-        assert read_record(sign(a.signer, record), a.id, made.authority).scores == audited(a)[0].gains
+        assert read_record(sign_record(a.signer, record), a.id, made.authority).scores == audited(a)[0].gains
         assert record.scores.keys() == {a.id, b.id}
 
     play(tmp_path, "ab", scene)

@@ -11,7 +11,7 @@ from peer.network.intake import Intake
 from peer.swarm.rounds.catch_up import catch_up
 from peer.telemetry.decisions import CaughtUp
 from peer.telemetry.events import Progress
-from protocol.codec.contribution import digest
+from protocol.codec.contribution import contribution_digest
 from protocol.identity import EMBEDDING, Part
 from protocol.outer.history import Claim
 from protocol.outer.ledger import Entry
@@ -36,7 +36,7 @@ async def keep_secret(author: LoopbackPeer, round: int, seed: int) -> Entry:
     """A contribution to the embedding that its author accepts, and tells nobody of."""
     state, me = author.outer.followed.parts[EMBEDDING].state, author.outer.followed.me
     blob, _ = state.contribute(RUN, round, me, 1, moved(MANIFEST, seed)[EMBEDDING], author.outer.discovery.record.slot)
-    entry = sign_contribution(author.signer, EMBEDDING, round, digest(blob), len(blob))
+    entry = sign_contribution(author.signer, EMBEDDING, round, contribution_digest(blob), len(blob))
     author.intake.contribution_store.put(entry, blob)
     return entry
 

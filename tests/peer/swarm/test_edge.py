@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from protocol.codec.contribution import digest
+from protocol.codec.contribution import contribution_digest
 from protocol.identity import EMBEDDING
 from protocol.outer.ledger import Entry
 from protocol.trust.proofs import sign_contribution, sign_receipt
@@ -27,7 +27,7 @@ async def version(author: LoopbackPeer, seed: int) -> Entry:
     """A contribution to round 1 of which its author has told nobody."""
     state, me = author.outer.followed.parts[EMBEDDING].state, author.outer.followed.me
     blob, _ = state.contribute(RUN, 1, me, 1, moved(MANIFEST, seed)[EMBEDDING], author.outer.discovery.record.slot)
-    entry = sign_contribution(author.signer, EMBEDDING, 1, digest(blob), len(blob))
+    entry = sign_contribution(author.signer, EMBEDDING, 1, contribution_digest(blob), len(blob))
     author.intake.contribution_store.put(entry, blob)
     return entry
 

@@ -1,6 +1,6 @@
 """Reading the swarm off its records."""
 
-from peer.swarm.roles import all_at, authors, free, heirs, may_lead, replicas
+from peer.swarm.roles import all_at, authors, free_volunteers, heirs, may_lead, replicas
 from protocol.identity import EMBEDDING, PeerId, stage_part
 from protocol.trust.records import PeerRecord
 
@@ -39,7 +39,7 @@ def test_nobody_waits_for_who_is_on_trial():
 
 
 def test_a_volunteer_without_a_group_is_free():
-    assert free(SWARM, 1) == (LONELY,)
+    assert free_volunteers(SWARM, 1) == (LONELY,)
 
 
 def test_the_heir_of_a_leaver_is_who_took_its_seat_or_else_is_free():

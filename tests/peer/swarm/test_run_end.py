@@ -13,7 +13,7 @@ from peer.swarm.rounds.round_end import finish_round, wait_for_round
 from peer.swarm.run_end import ask_whether_over, keep_asking_the_node, linger, stay_until_known, take_last_state
 from peer.telemetry.decisions import Waiting
 from peer.telemetry.events import Contributed, Finished, Progress
-from protocol.codec.contribution import digest
+from protocol.codec.contribution import contribution_digest
 from protocol.errors import UnreachableError
 from protocol.identity import EMBEDDING
 from protocol.monitor import NodeWord
@@ -30,7 +30,7 @@ async def shown(author: LoopbackPeer, seed: int, victim: LoopbackPeer) -> None:
     moved = {name: torch.linspace(0, seed * 1e-7, each.numel()).view_as(each) for name, each in state.grid.items()}
     record = author.outer.discovery.record
     blob = state.contribute(RUN, 1, record.peer_id, 1, moved, record.slot)[0]
-    entry = sign_contribution(author.signer, EMBEDDING, 1, digest(blob), len(blob))
+    entry = sign_contribution(author.signer, EMBEDDING, 1, contribution_digest(blob), len(blob))
     author.intake.contribution_store.put(entry, blob)
     await victim.intake.take(entry.proof, [], author.outer.discovery.record)
 

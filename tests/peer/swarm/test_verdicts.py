@@ -11,7 +11,7 @@ from peer.swarm.verdicts import (
     SCORES_TOLD,
     Verdicts,
     harmful,
-    objection,
+    trial_objection,
 )
 from protocol.identity import PeerId
 from protocol.outer.window import Window
@@ -97,9 +97,9 @@ def test_who_did_harm_is_watched_until_it_is_suspected():
 
 
 def test_a_newcomer_may_count_that_does_no_harm_and_copies_nobody():
-    assert objection(0.02, 0.1) == objection(-0.005, 0.0) == ""
-    assert "0.050 nats higher" in objection(-0.05, 0.0)
-    assert objection(0.02, 0.9) == "90% of its places are another's"
+    assert trial_objection(0.02, 0.1) == trial_objection(-0.005, 0.0) == ""
+    assert "0.050 nats higher" in trial_objection(-0.05, 0.0)
+    assert trial_objection(0.02, 0.9) == "90% of its places are another's"
 
 
 def test_scores_are_mean_gains_of_who_gained_least():

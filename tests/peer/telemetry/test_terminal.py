@@ -32,7 +32,7 @@ from peer.telemetry.events import (
 )
 from peer.telemetry.run_report import Chaos, Report
 from peer.telemetry.status import EventStream, Status
-from peer.telemetry.terminal import PeerScreen, ProcessRow, TestnetScreen, bar, panel, sparkline, summary
+from peer.telemetry.terminal import PeerScreen, ProcessRow, TestnetScreen, bar, panel, report_tables, sparkline
 from peer.telemetry.toll import Memory, Shunned, Toll
 from tests.peer.telemetry.test_run_report import report
 
@@ -328,7 +328,7 @@ def test_no_line_is_wider_than_the_terminal(width: int):
 
 def shown(made: Report) -> str:
     out = io.StringIO()
-    Console(file=out, width=160, highlight=False).print(summary(made))
+    Console(file=out, width=160, highlight=False).print(report_tables(made))
     return out.getvalue()
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.codec.bitstream import Shorts, fixed_bytes, pack_fixed, pack_unary, pieces, unpack_fixed, unpack_unary
+from protocol.codec.bitstream import Shorts, pack_fixed, pack_unary, packed_bytes, pieces, unpack_fixed, unpack_unary
 from protocol.errors import FormatError
 
 MOST = 4096
@@ -35,7 +35,7 @@ def test_fixed_fields(width: int, data: st.DataObject):
     values = data.draw(st.lists(st.integers(0, 2**width - 1), max_size=40))
     packed = pack_fixed(np.array(values, np.uint16), width)
     assert packed == plain(values, width)
-    assert len(packed) == fixed_bytes(len(values), width)
+    assert len(packed) == packed_bytes(len(values), width)
     assert unpacked(packed, len(values), width).tolist() == values
 
 
@@ -57,7 +57,7 @@ def test_only_the_low_bits_of_a_field_are_packed():
 
 @given(st.integers(1, 16), st.integers(0, 20), st.data())
 def test_any_bytes_are_the_only_ones_of_their_fields_or_are_refused(width: int, count: int, data: st.DataObject):
-    size = fixed_bytes(count, width)
+    size = packed_bytes(count, width)
     packed = data.draw(st.binary(min_size=size, max_size=size))
     try:
         values = unpacked(packed, count, width)

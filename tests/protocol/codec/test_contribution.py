@@ -143,6 +143,6 @@ def test_the_specification_shows_these_bytes(codec):
     shown = bytes.fromhex(text.split(f"```{codec}\n")[1].split("```")[0].replace("|", ""))
     grid, offsets = chunk_grid((4, 8), 4, 2), np.array([1, 9, 0, 15])
     assert grid.positions(offsets).tolist() == [1, 17, 4, 31]
-    unary, rests = rice.encode(offsets, grid)
+    unary, rests = rice.encode_offsets(offsets, grid)
     payload, _ = quantize(np.array([1000, -1001, 3, -70000]), codec)
     assert struct.pack("<I", len(unary)) + unary + rests + payload == shown

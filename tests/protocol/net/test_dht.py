@@ -27,7 +27,7 @@ from protocol.net.dht import Dht
 from protocol.net.dht_checks import Checks, DhtEntry, Rules, is_valid, latest
 from protocol.trust.keys import Identity, load_or_create
 from protocol.trust.membership_card import Authority, Card, Signer, issue
-from protocol.trust.records import PeerRecord, Register, expiration, pack_record, sign
+from protocol.trust.records import PeerRecord, Register, expiration, pack_record, sign_record
 from tests.reference.small_manifest import small_manifest
 
 ROOT = Path(__file__).parents[3]
@@ -48,7 +48,7 @@ class Volunteer:
 
     @property
     def signed(self) -> bytes:
-        return sign(self.signer, self.record)
+        return sign_record(self.signer, self.record)
 
     @property
     def until(self) -> float:
@@ -208,7 +208,7 @@ def test_a_node_stores_nothing_but_valid_records_of_their_owners(tmp_path: Path)
     (key,), (foreign_key,) = rules.keys, register_of(operator, OTHER).keys
     offers: dict[str, tuple[str, str | None, object, float]] = {
         "a stranger's": (key, stranger.id, stranger.signed, stranger.until),
-        "of one, by another": (key, honest.id, sign(other.signer, newer.record), newer.until),
+        "of one, by another": (key, honest.id, sign_record(other.signer, newer.record), newer.until),
         "another's own, over one's": (key, honest.id, other.saying().signed, until),
         "another run's": (key, honest.id, foreign.saying().signed, until),
         "under another run's key": (foreign_key, foreign.id, foreign.signed, foreign.until),
@@ -248,7 +248,7 @@ def test_what_a_lawless_node_answers_is_not_believed(tmp_path: Path):
             assert await offer(keeper, lawless, key, honest.id, honest.signed, honest.until)
             until = honest.until + 1
             assert await offer(lawless, keeper, key, stranger.id, stranger.signed, until)
-            assert await offer(lawless, keeper, key, honest.id, sign(stranger.signer, honest.record), until)
+            assert await offer(lawless, keeper, key, honest.id, sign_record(stranger.signer, honest.record), until)
             assert set(await lawless.read(key)) == {honest.id, stranger.id}, "it holds what it would tell"
             assert await reader.read(key) == {honest.id: honest.signed}
 

@@ -36,7 +36,7 @@ from protocol.limits import (
 from protocol.net import dht as dhts
 from protocol.net import libp2p
 from protocol.net.dht import Dht
-from protocol.net.dht_checks import Costs, DhtEntry, packed, unpacked
+from protocol.net.dht_checks import Costs, DhtEntry, packed_dictionary, unpacked
 from protocol.net.streams import Stream
 from protocol.net.tasks import first_of
 from tests.protocol.net.test_dht import nodes
@@ -175,7 +175,7 @@ def test_a_record_that_is_older_than_the_one_held_is_neither_checked_nor_handed_
         request = offer(rules, ("a", text))
         request.expiration_time[0] = rules.until + float(text)
         if whole:
-            request.values[0] = packed(
+            request.values[0] = packed_dictionary(
                 [DhtEntry("", msgpack.packb("a"), msgpack.packb(text), rules.until + float(text))]
             )
             request.subkeys[0] = b""
@@ -329,7 +329,7 @@ async def lying(lie: Lie, *known: Dht) -> AsyncIterator[str]:
 
 
 def dictionary(rules: Texts, **records: str) -> bytes:
-    return packed(
+    return packed_dictionary(
         DhtEntry("", msgpack.packb(owner), msgpack.packb(text), rules.until) for owner, text in records.items()
     )
 
@@ -343,7 +343,7 @@ def test_an_answer_with_an_expiry_that_is_made_up_ends_no_search_and_is_not_reme
     rules = Texts()
     good = {"a": "good"}
     said = {
-        "nothing": (packed([]), good),
+        "nothing": (packed_dictionary([]), good),
         "no size": (NESTED, good),
         "no msgpack": (b"\xc1", good),
         "one of two": (dictionary(rules, b="good"), good | {"b": "good"}),
@@ -391,10 +391,10 @@ def test_a_record_said_to_live_longer_is_the_old_one_by_every_way_into_a_node(tm
             alone, whole, cached = (offer(rules, ("a", "good")) for _ in range(3))
             alone.expiration_time[0] = cached.expiration_time[0] = whole.expiration_time[0] = later
             cached.in_cache[0], whole.subkeys[0] = True, b""
-            whole.values[0] = packed([DhtEntry("", msgpack.packb("a"), msgpack.packb("good"), later)])
+            whole.values[0] = packed_dictionary([DhtEntry("", msgpack.packb("a"), msgpack.packb("good"), later)])
             for request in (alone, whole, cached):
                 assert not any((await asked(stranger, node, request)).store_ok)
-            longer = packed([DhtEntry("", msgpack.packb("a"), msgpack.packb("good"), later)])
+            longer = packed_dictionary([DhtEntry("", msgpack.packb("a"), msgpack.packb("good"), later)])
             async with lying(Lie(longer, later), node) as address:
                 assert await node.attach([address]) == 1
                 assert await node.read(KEY) == {}
@@ -427,7 +427,7 @@ def test_a_call_that_its_caller_gives_up_is_not_taken_from_under_hivemind(tmp_pa
             now.set()
             while node.calls.asked:
                 await asyncio.wait(list(node.calls.asked))
-            assert await libp2p.answers(node.p2p, node.calls.tasks)
+            assert await libp2p.p2pd_answers(node.p2p, node.calls.tasks)
 
     play(scene)
 
@@ -543,7 +543,7 @@ def test_a_daemon_whose_neighbours_are_all_cut_off_is_not_taken_for_one_that_han
         async with nodes(tmp_path, Texts(), Texts()) as (other, node):
             freeze(other)
             try:
-                assert await libp2p.answers(node.p2p, node.calls.tasks)
+                assert await libp2p.p2pd_answers(node.p2p, node.calls.tasks)
             finally:
                 os.kill(other.p2p._child.pid, signal.SIGCONT)
 

@@ -15,7 +15,7 @@ from protocol.net.dht_checks import Checks, DhtEntry
 from protocol.trust import signed
 from protocol.trust.keys import Identity
 from protocol.trust.membership_card import Authority, Card, Signer, issue
-from protocol.trust.records import PeerRecord, Register, expiration, sign
+from protocol.trust.records import PeerRecord, Register, expiration, sign_record
 from tests.reference.admitted import identity
 from tests.reference.small_manifest import small_manifest
 
@@ -33,7 +33,7 @@ def entry(who: Identity, sequence: int = 0, by_gateway: bool = False, stage: int
     given = issue(GATEWAY, RUN, card, BY_OPERATOR) if by_gateway else issue(OPERATOR, RUN, card)
     now = int(unix_time() * 1000) + sequence
     record = PeerRecord(peer_id=who.peer_id, address="h:1", role="volunteer", stage=stage, slot=7, sequence=now)
-    value = msgpack.packb(sign(Signer(who, AUTHORITY, given), record))
+    value = msgpack.packb(sign_record(Signer(who, AUTHORITY, given), record))
     return DhtEntry(REGISTER.key(who.peer_id), msgpack.packb(who.peer_id), value, expiration(record))
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from protocol.errors import FormatError
 from protocol.manifest import Manifest
 from protocol.outer import data_plan as module
-from protocol.outer.data_plan import OWN_ORDER, READING_BYTES, Plan, Reading, Spans, beginning, chunks
+from protocol.outer.data_plan import OWN_ORDER, READING_BYTES, Plan, Reading, Spans, chunks, first_chunks
 from protocol.outer.window import Window
 from tests.reference.read_once import ReadOnce
 from tests.reference.small_manifest import small_manifest
@@ -245,7 +245,7 @@ def test_more_replicas_than_there_may_be_have_no_seats(manifest: Manifest, monke
 def test_the_places_of_a_share() -> None:
     share: Spans = ((3, 5), (9, 10))
     assert [*chunks(share)] == [3, 4, 9]
-    assert [beginning(share, count) for count in range(5)] == [(), ((3, 4),), ((3, 5),), share, share]
+    assert [first_chunks(share, count) for count in range(5)] == [(), ((3, 4),), ((3, 5),), share, share]
 
 
 # On the wire

@@ -9,7 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.identity import EMBEDDING, stage_part
-from protocol.outer.phases import PHASES, PartView, RunPhase, RunView, is_abreast, lacking, phase_of, stands, target
+from protocol.outer.phases import (
+    PHASES,
+    PartView,
+    RunPhase,
+    RunView,
+    is_abreast,
+    lacking_parts,
+    phase_of,
+    stands,
+    target,
+)
 from protocol.outer.window import SKEW
 
 STAGE = stage_part(1)
@@ -85,10 +95,10 @@ def test_whoever_trains_holds_what_is_proved_or_is_present(view: RunView):
 def test_whoever_waits_for_a_state_can_name_it_and_whoever_catches_up_can_come_closer(view: RunView):
     phase = phase_of(view)
     if phase is RunPhase.AWAITING_STATE:
-        assert all(not stands(view, view.parts[part]) for part in lacking(view))
-        assert lacking(view)
+        assert all(not stands(view, view.parts[part]) for part in lacking_parts(view))
+        assert lacking_parts(view)
     if phase is RunPhase.CATCHING_UP:
-        assert not lacking(view)
+        assert not lacking_parts(view)
         assert view.finished <= target(view) <= max(view.run, view.finished)
 
 

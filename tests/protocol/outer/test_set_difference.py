@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from protocol.identity import ContributionName, Part, PeerId
 from protocol.outer.history import History
 from protocol.outer.ledger import Entry, Ledger
-from protocol.outer.set_difference import KEPT_ROUNDS, Authored, different, entries, lacking, summary
+from protocol.outer.set_difference import KEPT_ROUNDS, Authored, different, entries, lacking_keys, summary
 from protocol.outer.window import Window
 
 PART = Part("stage-0")
@@ -26,7 +26,7 @@ def holding(me: str, held: frozenset[tuple[ContributionName, str]]) -> Ledger:
 def test_after_comparing_both_ways_both_hold_everything(held, others_held):
     one, other = holding("one", held), holding("other", others_held)
     for asking, asked in ((one, other), (other, one)):
-        for entry in entries(asked, lacking(asking, different(asked, summary(asking)))):
+        for entry in entries(asked, lacking_keys(asking, different(asked, summary(asking)))):
             asking.take(Entry(entry.name, entry.sha256, entry.size))
     assert one.checks == other.checks
     for round in range(3, 7):
@@ -43,7 +43,7 @@ def test_who_comes_from_an_older_state_is_told_what_the_other_has_closed(held):
             one.closed[round] = accepted
         one.fold(round)
     behind.advance(one.clock)
-    for entry in entries(one, lacking(behind, different(one, summary(behind)))):
+    for entry in entries(one, lacking_keys(behind, different(one, summary(behind)))):
         behind.take(Entry(entry.name, entry.sha256, entry.size), vouched=True)
     for round in range(3, 7):
         behind.fold(round)
@@ -68,7 +68,7 @@ def test_what_waits_for_receipts_is_asked_for_again():
     late.advance(7)
     late.take(Entry(name, "v1", 9))
     has = holding("has", frozenset({(name, "v1")}))
-    assert len(lacking(late, different(has, summary(late)))) == 1
+    assert len(lacking_keys(late, different(has, summary(late)))) == 1
 
 
 def closed(folded: int, *counting: int) -> Ledger:

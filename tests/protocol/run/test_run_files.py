@@ -17,7 +17,7 @@ from protocol.run.run_files import (
     Descriptor,
     RunFile,
     check_file,
-    describe,
+    descriptor_of,
     file_names,
     files_needed,
     genesis_file,
@@ -33,7 +33,7 @@ OPERATOR = PeerId("Qmoperator")
 
 def described(manifest: Manifest, prepared: bool = False) -> Descriptor:
     names = reversed(file_names(manifest, prepared))
-    return describe(
+    return descriptor_of(
         manifest, OPERATOR, (RunFile(name, hashlib.sha256(name.encode()).hexdigest(), 10) for name in names)
     )
 
@@ -71,13 +71,13 @@ def test_a_descriptor_comes_back_as_it_was() -> None:
 def test_the_order_in_which_files_were_measured_does_not_matter() -> None:
     manifest = small_manifest()
     descriptor = described(manifest)
-    assert describe(manifest, OPERATOR, reversed(descriptor.files)) == descriptor
+    assert descriptor_of(manifest, OPERATOR, reversed(descriptor.files)) == descriptor
 
 
 def test_the_run_id_pins_every_file_the_manifest_and_the_operator() -> None:
     descriptor = described(small_manifest())
     first, *others = descriptor.files
-    longer = describe(descriptor.manifest, OPERATOR, [RunFile(first.name, first.sha256, 11), *others])
+    longer = descriptor_of(descriptor.manifest, OPERATOR, [RunFile(first.name, first.sha256, 11), *others])
     elsewhere = Descriptor(small_manifest(run={"seed": 8}), OPERATOR, descriptor.files)
     another = Descriptor(descriptor.manifest, PeerId("Qmother"), descriptor.files)
     assert len({each.run_id for each in (descriptor, longer, elsewhere, another)}) == 4
@@ -154,10 +154,10 @@ def test_a_file_that_is_larger_than_the_manifest_lets_it_be_is_refused_before_an
     run, most = described(small_manifest(), prepared), most_bytes(small_manifest())
     for file in run.files:
         others = [each for each in run.files if each is not file]
-        allowed = describe(run.manifest, OPERATOR, [*others, RunFile(file.name, file.sha256, most[file.name])])
+        allowed = descriptor_of(run.manifest, OPERATOR, [*others, RunFile(file.name, file.sha256, most[file.name])])
         assert parse_descriptor(allowed.canonical(), allowed.run_id) == allowed
         for size in (most[file.name] + 1, 2**40):
-            huge = describe(run.manifest, OPERATOR, [*others, RunFile(file.name, file.sha256, size)])
+            huge = descriptor_of(run.manifest, OPERATOR, [*others, RunFile(file.name, file.sha256, size)])
             with pytest.raises(FormatError, match=rf"{file.name} has {size} bytes, and .* {most[file.name]} at most"):
                 parse_descriptor(huge.canonical(), huge.run_id)
 
@@ -212,7 +212,7 @@ def test_a_run_on_prepared_text_has_its_digests_in_place_of_its_tokens() -> None
 
 def test_a_run_has_its_tokens_in_one_way() -> None:
     run = described(small_manifest(), prepared=True)
-    both = describe(small_manifest(), OPERATOR, (*run.files, described(small_manifest()).file("train.bin")))
+    both = descriptor_of(small_manifest(), OPERATOR, (*run.files, described(small_manifest()).file("train.bin")))
     with pytest.raises(FormatError, match="files are not those"):
         parse_descriptor(both.canonical(), both.run_id)
 

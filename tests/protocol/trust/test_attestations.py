@@ -73,15 +73,15 @@ def test_an_attestation_of_another_run_is_none():
 )
 def test_an_attestation_that_cannot_be_is_refused(fields: list[object]):
     with pytest.raises(FormatError):
-        read_attestation(signed.sign(OBSERVER, KIND, [RUN, *fields, GRANTED]), AUTHORITY)
+        read_attestation(signed.sign_fields(OBSERVER, KIND, [RUN, *fields, GRANTED]), AUTHORITY)
 
 
 def test_a_grant_is_read_as_nothing_else(tmp_path: Path):
     assert read_grant(GRANTED, AUTHORITY) == OBSERVER.peer_id
     with pytest.raises(FormatError):
-        read_grant(signed.sign(OPERATOR, GRANT, [RUN, 5]), AUTHORITY)
+        read_grant(signed.sign_fields(OPERATOR, GRANT, [RUN, 5]), AUTHORITY)
     with pytest.raises(FormatError, match="not a signed"):
-        read_grant(signed.sign(OPERATOR, "card", [RUN, OBSERVER.peer_id]), AUTHORITY)
+        read_grant(signed.sign_fields(OPERATOR, "card", [RUN, OBSERVER.peer_id]), AUTHORITY)
 
 
 def said(*rounds: int, wrong: int = 0) -> list[Claim]:

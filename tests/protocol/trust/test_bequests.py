@@ -57,7 +57,7 @@ def test_other_fields_are_no_offer(tmp_path: Path, change: dict[int, object]):
     for place, value in change.items():
         fields[place] = value
     with pytest.raises(FormatError, match=r"other fields|no bequest of this run"):
-        read_bequest(signed.sign(giver.identity, KIND, fields), giver.authority)
+        read_bequest(signed.sign_fields(giver.identity, KIND, fields), giver.authority)
 
 
 def test_an_answer_is_the_heirs_and_to_this_bequest(tmp_path: Path):

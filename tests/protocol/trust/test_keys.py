@@ -3,7 +3,7 @@
 import pytest
 
 from protocol.errors import FormatError, ResourceError
-from protocol.trust.keys import load_or_create, verify
+from protocol.trust.keys import load_or_create, signer_of
 
 
 def test_an_identity_is_made_once_and_kept(tmp_path):
@@ -42,7 +42,7 @@ def test_a_file_that_is_no_key_is_named(tmp_path):
 
 def test_a_signature_names_its_signer(tmp_path):
     identity = load_or_create(tmp_path)
-    assert verify(identity.public, b"said", identity.sign(b"said")) == identity.peer_id
+    assert signer_of(identity.public, b"said", identity.sign(b"said")) == identity.peer_id
 
 
 def test_a_signature_holds_for_its_key_and_its_message_alone(tmp_path):
@@ -56,4 +56,4 @@ def test_a_signature_holds_for_its_key_and_its_message_alone(tmp_path):
         (bytes(33), b"said", signature),
     ):
         with pytest.raises(FormatError, match="does not hold"):
-            verify(public, data, sign)
+            signer_of(public, data, sign)

@@ -11,8 +11,16 @@ from protocol.limits import CARD_BYTES, PROOF_BYTES, RECORD_BYTES, SIGNATURES_OF
 from protocol.trust import keys, signed
 from protocol.trust.keys import Identity
 from protocol.trust.membership_card import Authority, Card, Signer, issue
-from protocol.trust.proofs import CONTRIBUTION, RECEIPT, claimed, read_entry, sign_contribution, sign_receipt
-from protocol.trust.records import RECORD, PeerRecord, Register, make_statement, read_record, read_statement, sign
+from protocol.trust.proofs import CONTRIBUTION, RECEIPT, claimed_entry, read_entry, sign_contribution, sign_receipt
+from protocol.trust.records import (
+    RECORD,
+    PeerRecord,
+    Register,
+    make_statement,
+    read_record,
+    read_statement,
+    sign_record,
+)
 from tests.reference.admitted import identity
 from tests.reference.small_manifest import small_manifest
 
@@ -46,7 +54,7 @@ def record_of(who: Identity, **changes: object) -> PeerRecord:
 def checks(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """What was checked, from an empty memory on."""
     made: list[bytes] = []
-    verify = keys.verify
+    verify = keys.verify_signature
 
     def counted(public: bytes, data: bytes, signature: bytes) -> PeerId:
         made.append(data)
@@ -85,7 +93,7 @@ def test_a_message_with_such_a_card_is_refused_before_a_signature_is_checked(way
         match way:
             case "record":
                 with pytest.raises(FormatError):
-                    read_record(sign(signer, record_of(PEER)), PEER.peer_id, AUTHORITY)
+                    read_record(sign_record(signer, record_of(PEER)), PEER.peer_id, AUTHORITY)
             case "statement":
                 with pytest.raises(FormatError):
                     read_statement(make_statement(signer, record_of(PEER), {}), AUTHORITY)
@@ -103,7 +111,7 @@ def test_a_message_with_such_a_card_is_refused_before_a_signature_is_checked(way
 
 def test_reading_a_message_takes_its_own_signature_and_those_of_cards_that_are_not_known(checks: list[bytes]):
     def record(signer: Signer, sequence: int) -> bytes:
-        return sign(signer, record_of(PEER, sequence=sequence))
+        return sign_record(signer, record_of(PEER, sequence=sequence))
 
     by_gateway = Signer(PEER, AUTHORITY, card(PEER, GATEWAY, GATEWAY_CARD))
     by_operator = Signer(PEER, AUTHORITY, card())
@@ -127,7 +135,7 @@ def test_cards_proofs_and_receipts_have_room_for_the_longest_names():
     assert max(len(entry.proof), len(sign_receipt(signer, entry))) + CARD_BYTES - len(by_gateway) < PROOF_BYTES
     assert AUTHORITY.unchecked(sign_receipt(signer, entry), RECEIPT) == 1
     with pytest.raises(FormatError, match="a contribution's proof of"):
-        claimed(entry.proof + bytes(PROOF_BYTES), AUTHORITY)
+        claimed_entry(entry.proof + bytes(PROOF_BYTES), AUTHORITY)
 
 
 def test_thousands_of_hostile_cards_and_messages_leave_no_memory_behind(checks: list[bytes]):

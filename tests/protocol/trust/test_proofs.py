@@ -15,9 +15,9 @@ from protocol.trust.proofs import (
     read_entry,
     read_revocation,
     read_trial,
-    revoke,
     sign_contribution,
     sign_receipt,
+    sign_revocation,
 )
 
 RUN, OTHER = RunId("ab" * 32), RunId("cd" * 32)
@@ -47,7 +47,7 @@ def signer(
 
 
 def test_a_message_is_read_as_what_it_is_and_nothing_else(operator: Identity):
-    data = signed.sign(operator, "word", [1, "two", b"three"])
+    data = signed.sign_fields(operator, "word", [1, "two", b"three"])
     assert signed.read_signed(data, "word") == (operator.peer_id, [1, "two", b"three"])
     with pytest.raises(FormatError, match="not a signed wor"):
         signed.read_signed(data, "wor")
@@ -132,16 +132,16 @@ def test_a_contribution_that_cannot_be_is_refused(
 ):
     author = signer(tmp_path / "a", operator, authority)
     fields: list[object] = [RUN, stage_part(1), 3, bytes(32), 100, author.card]
-    assert read_entry(signed.sign(author.identity, CONTRIBUTION, fields), [], authority).name.round == 3
+    assert read_entry(signed.sign_fields(author.identity, CONTRIBUTION, fields), [], authority).name.round == 3
     fields[at] = wrong
     with pytest.raises(FormatError):
-        read_entry(signed.sign(author.identity, CONTRIBUTION, fields), [], authority)
+        read_entry(signed.sign_fields(author.identity, CONTRIBUTION, fields), [], authority)
 
 
 def test_nobody_is_taken_out_from_before_the_first_round(operator: Identity, authority: Authority):
     for start in (0, -3):
         with pytest.raises(FormatError, match="not this run's operator"):
-            read_revocation(revoke(operator, authority, Revocation(PeerId("QmPeer"), start, 8)), authority)
+            read_revocation(sign_revocation(operator, authority, Revocation(PeerId("QmPeer"), start, 8)), authority)
 
 
 @pytest.mark.parametrize(("role", "stage"), [("volunteer", 0), ("observer", 0), ("gateway", 0)])
@@ -179,8 +179,8 @@ def test_a_receipt_of_who_is_on_trial_is_none(tmp_path: Path, operator: Identity
 
 def test_a_revocation_is_the_operators(tmp_path: Path, operator: Identity, authority: Authority):
     revocation = Revocation(PeerId("QmPeer"), 5, 8)
-    assert read_revocation(revoke(operator, authority, revocation), authority) == revocation
+    assert read_revocation(sign_revocation(operator, authority, revocation), authority) == revocation
     with pytest.raises(FormatError, match="not this run's operator"):
-        read_revocation(revoke(load_or_create(tmp_path / "x"), authority, revocation), authority)
+        read_revocation(sign_revocation(load_or_create(tmp_path / "x"), authority, revocation), authority)
     with pytest.raises(FormatError, match="not this run's operator"):
-        read_revocation(revoke(operator, Authority(OTHER, operator.peer_id), revocation), authority)
+        read_revocation(sign_revocation(operator, Authority(OTHER, operator.peer_id), revocation), authority)

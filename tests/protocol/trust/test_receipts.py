@@ -17,12 +17,12 @@ from protocol.trust.receipts import (
     Verifier,
     Work,
     by_round,
-    from_line,
     microbatch_tokens,
     read_receipt,
-    sign,
+    receipt_from_line,
+    receipt_to_line,
+    sign_credit_receipt,
     standing,
-    to_line,
 )
 from tests.reference.admitted import identity
 from tests.reference.small_manifest import small_manifest
@@ -61,7 +61,7 @@ both = pytest.mark.parametrize("kind", MADE)
 @both
 def test_a_receipt_is_read_as_it_was_signed_and_is_small(kind: str):
     by, receipt = MADE[kind]
-    data = sign(by, receipt)
+    data = sign_credit_receipt(by, receipt)
     assert read_receipt(data, AUTHORITY) == receipt
     assert Verifier(AUTHORITY, ME, tokens=16).check(data) == receipt
     assert len(data) < 600
@@ -71,7 +71,7 @@ def test_a_receipt_is_read_as_it_was_signed_and_is_small(kind: str):
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_with_any_byte_flipped_it_does_not_hold(kind: str, data: st.DataObject):
-    made = bytearray(sign(*MADE[kind]))
+    made = bytearray(sign_credit_receipt(*MADE[kind]))
     made[data.draw(st.integers(0, len(made) - 1))] ^= data.draw(st.integers(1, 255))
     with pytest.raises(FormatError):
         read_receipt(bytes(made), AUTHORITY)
@@ -81,29 +81,29 @@ def test_with_any_byte_flipped_it_does_not_hold(kind: str, data: st.DataObject):
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_nor_does_its_line_in_a_file(kind: str, data: st.DataObject):
-    line = bytearray(to_line(sign(*MADE[kind])))
-    assert read_receipt(from_line(bytes(line)), AUTHORITY) == MADE[kind][1]
+    line = bytearray(receipt_to_line(sign_credit_receipt(*MADE[kind])))
+    assert read_receipt(receipt_from_line(bytes(line)), AUTHORITY) == MADE[kind][1]
     line[data.draw(st.integers(0, len(line) - 1))] ^= data.draw(st.integers(1, 255))
     with pytest.raises(FormatError):
-        [read_receipt(from_line(each), AUTHORITY) for each in bytes(line).splitlines(keepends=True)]
+        [read_receipt(receipt_from_line(each), AUTHORITY) for each in bytes(line).splitlines(keepends=True)]
 
 
 @both
 @settings(max_examples=100, deadline=None)
 @given(cut=st.integers(0, 10_000))
 def test_nor_half_of_a_line(kind: str, cut: int):
-    line = to_line(sign(*MADE[kind]))
+    line = receipt_to_line(sign_credit_receipt(*MADE[kind]))
     with pytest.raises(FormatError):
-        read_receipt(from_line(line[: cut % (len(line) - 1)]), AUTHORITY)
+        read_receipt(receipt_from_line(line[: cut % (len(line) - 1)]), AUTHORITY)
 
 
 @both
 def test_its_body_under_anybody_elses_signature_does_not_hold(kind: str):
     by, receipt = MADE[kind]
-    fields = signed.read_signed(sign(by, receipt), kind)[1]
+    fields = signed.read_signed(sign_credit_receipt(by, receipt), kind)[1]
     for other in (identity("me"), identity("stranger"), OPERATOR):
         with pytest.raises(FormatError, match="card"):
-            read_receipt(signed.sign(other, kind, fields), AUTHORITY)
+            read_receipt(signed.sign_fields(other, kind, fields), AUTHORITY)
 
 
 VERIFIER = Verifier(AUTHORITY, ME, tokens=16)
@@ -116,40 +116,40 @@ def refused(data: bytes, why: str, verifier: Verifier = VERIFIER) -> None:
 
 def test_a_receipt_of_another_run_or_for_another_peer_does_not_hold():
     elsewhere = Signer(LEADER.identity, Authority(RunId("cd" * 32), OPERATOR.peer_id), LEADER.card)
-    refused(sign(elsewhere, work()), "of this run")
-    refused(sign(LEADER, work(receiver=identity("other").peer_id)), "not peer")
+    refused(sign_credit_receipt(elsewhere, work()), "of this run")
+    refused(sign_credit_receipt(LEADER, work(receiver=identity("other").peer_id)), "not peer")
 
 
 def test_who_was_not_admitted_or_is_on_trial_or_an_observer_signs_nothing():
-    refused(sign(signer("leader", operator="stranger"), work()), "nobody who may admit")
-    refused(sign(signer("leader", on_trial=True), work()), "on trial")
-    refused(sign(signer("leader", "observer"), work()), "no neighbour")
-    refused(sign(signer("watcher", "observer"), counted(signer("watcher", "observer"))), "no place")
+    refused(sign_credit_receipt(signer("leader", operator="stranger"), work()), "nobody who may admit")
+    refused(sign_credit_receipt(signer("leader", on_trial=True), work()), "on trial")
+    refused(sign_credit_receipt(signer("leader", "observer"), work()), "no neighbour")
+    refused(sign_credit_receipt(signer("watcher", "observer"), counted(signer("watcher", "observer"))), "no place")
 
 
 def test_nobody_signs_for_itself():
     own = signer("me", stage=1)
-    refused(sign(own, counted(own)), "for itself")
+    refused(sign_credit_receipt(own, counted(own)), "for itself")
     mine = signer("me")
-    refused(sign(mine, work(mine, replica=ReplicaId(ME))), "for itself")
+    refused(sign_credit_receipt(mine, work(mine, replica=ReplicaId(ME))), "for itself")
 
 
 def test_only_the_stages_beside_sign_for_work_and_stage_0_for_its_own_group():
-    refused(sign(signer("far", stage=3), work(signer("far", stage=3))), "no neighbour of stage 1")
-    refused(sign(signer("far", stage=1), work(signer("far", stage=1))), "no neighbour of stage 1")
-    refused(sign(signer("dc", "datacenter"), work(signer("dc", "datacenter"))), "no neighbour")
-    refused(sign(LEADER, work(replica=ReplicaId("QmOther"))), "leads")
+    refused(sign_credit_receipt(signer("far", stage=3), work(signer("far", stage=3))), "no neighbour of stage 1")
+    refused(sign_credit_receipt(signer("far", stage=1), work(signer("far", stage=1))), "no neighbour of stage 1")
+    refused(sign_credit_receipt(signer("dc", "datacenter"), work(signer("dc", "datacenter"))), "no neighbour")
+    refused(sign_credit_receipt(LEADER, work(replica=ReplicaId("QmOther"))), "leads")
 
 
 def test_only_who_follows_a_part_as_an_author_signs_that_something_counted():
     other_stage, datacenter = signer("other stage", stage=2), signer("dc", "datacenter")
-    refused(sign(other_stage, counted(other_stage)), "no place")
-    assert read_receipt(sign(datacenter, counted(datacenter, part=EMBEDDING)), AUTHORITY).receiver == ME
+    refused(sign_credit_receipt(other_stage, counted(other_stage)), "no place")
+    assert read_receipt(sign_credit_receipt(datacenter, counted(datacenter, part=EMBEDDING)), AUTHORITY).receiver == ME
 
 
 def test_of_who_was_revoked_nothing_holds_from_that_round_on():
-    data = sign(LEADER, work())
-    record = proofs.revoke(OPERATOR, AUTHORITY, Revocation(LEADER.identity.peer_id, 3, 3))
+    data = sign_credit_receipt(LEADER, work())
+    record = proofs.sign_revocation(OPERATOR, AUTHORITY, Revocation(LEADER.identity.peer_id, 3, 3))
     author = proofs.read_revocation(record, AUTHORITY).author
     for who in (author, ME):
         refused(data, "taken", Verifier(AUTHORITY, ME, {who: 3}))
@@ -157,9 +157,9 @@ def test_of_who_was_revoked_nothing_holds_from_that_round_on():
 
 
 def test_tokens_are_those_of_the_microbatches():
-    refused(sign(LEADER, work(tokens=24 * 16 + 1)), "not those")
-    refused(sign(LEADER, work(backward=12)), "not those")
-    assert Verifier(AUTHORITY, ME, tokens=16).check(sign(LEADER, work(backward=12, tokens=12 * 16)))
+    refused(sign_credit_receipt(LEADER, work(tokens=24 * 16 + 1)), "not those")
+    refused(sign_credit_receipt(LEADER, work(backward=12)), "not those")
+    assert Verifier(AUTHORITY, ME, tokens=16).check(sign_credit_receipt(LEADER, work(backward=12, tokens=12 * 16)))
 
 
 IMPOSSIBLE = [
@@ -183,16 +183,16 @@ IMPOSSIBLE = [
 
 @pytest.mark.parametrize(("name", "value"), IMPOSSIBLE)
 def test_impossible_fields_are_refused_though_rightly_signed(name: str, value: object):
-    refused(sign(LEADER, work(**{name: value})), "other fields|no list of numbers|no neighbour")
+    refused(sign_credit_receipt(LEADER, work(**{name: value})), "other fields|no list of numbers|no neighbour")
 
 
 @both
 def test_other_fields_are_refused_though_rightly_signed(kind: str):
     by, receipt = MADE[kind]
-    fields = signed.read_signed(sign(by, receipt), kind)[1]
+    fields = signed.read_signed(sign_credit_receipt(by, receipt), kind)[1]
     for wrong in ([], fields[:-1], [*fields, 1], fields[1:], [[], *fields[1:]], [RUN]):
         with pytest.raises(FormatError):
-            read_receipt(signed.sign(by.identity, kind, wrong), AUTHORITY)
+            read_receipt(signed.sign_fields(by.identity, kind, wrong), AUTHORITY)
     assert (WORK, COUNTED) == ("work", "counted")
 
 
@@ -200,7 +200,7 @@ def test_a_longer_receipt_than_any_is_not_looked_at():
     with pytest.raises(FormatError, match="allowed"):
         read_receipt(bytes(receipts.MOST_RECEIPT_BYTES + 1), AUTHORITY)
     with pytest.raises(FormatError, match="longer"):
-        from_line(b"A" * (receipts.MOST_LINE + 1))
+        receipt_from_line(b"A" * (receipts.MOST_LINE + 1))
 
 
 def test_with_the_card_of_a_gateway_it_still_fits():
@@ -208,7 +208,7 @@ def test_with_the_card_of_a_gateway_it_still_fits():
     by = issue(OPERATOR, RUN, Card(gateway.peer_id, "gateway", 0, 0))
     card = issue(gateway, RUN, Card(LEADER.identity.peer_id, "volunteer", 0, 0), by)
     largest = work(round=2**31 - 1, forward=2**53 - 1, backward=2**53 - 1, tokens=2**53 - 1)
-    data = sign(Signer(LEADER.identity, AUTHORITY, card), largest)
+    data = sign_credit_receipt(Signer(LEADER.identity, AUTHORITY, card), largest)
     assert read_receipt(data, AUTHORITY) == largest
     assert len(data) < receipts.MOST_RECEIPT_BYTES / 2
     assert msgpack.unpackb(data[64 + 33 + len(WORK) + 1 :])[0] == RUN

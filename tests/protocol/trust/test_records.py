@@ -33,7 +33,7 @@ from protocol.trust.records import (
     read_record,
     read_statement,
     require_rounds,
-    sign,
+    sign_record,
 )
 from tests.reference.admitted import identity
 from tests.reference.small_manifest import small_manifest
@@ -64,7 +64,7 @@ def record_of(peer: Signer, **changes: object) -> PeerRecord:
 
 
 def signed_as(way: str, signer: Signer, record: PeerRecord) -> bytes:
-    return sign(signer, record) if way == "record" else make_statement(signer, record, {})
+    return sign_record(signer, record) if way == "record" else make_statement(signer, record, {})
 
 
 def read_as(way: str, data: bytes, peer: Signer) -> PeerRecord:
@@ -76,7 +76,7 @@ def read_as(way: str, data: bytes, peer: Signer) -> PeerRecord:
 def refuse(me: Signer, **changes: object) -> None:
     """See that a record is refused that says this, however it is signed."""
     packed = msgpack.packb({**record_of(me).model_dump(), **changes})
-    data = signed.sign(me.identity, "record", [RUN, packed, me.card])
+    data = signed.sign_fields(me.identity, "record", [RUN, packed, me.card])
     with pytest.raises(FormatError, match="is malformed"):
         read_record(data, me.identity.peer_id, me.authority)
 
@@ -175,7 +175,7 @@ def test_a_volunteer_tells_which_other_stages_it_would_serve(way: str, me: Signe
 @pytest.mark.parametrize("stages", [[-1], [MOST_STAGES], [1] * (MOST_STAGES + 1), ["1"], [None], 1, "any"])
 def test_stages_that_are_none_are_refused(me: Signer, stages: object):
     packed = msgpack.packb({**record_of(me).model_dump(), "moves_to": stages})
-    data = signed.sign(me.identity, "record", [RUN, packed, me.card])
+    data = signed.sign_fields(me.identity, "record", [RUN, packed, me.card])
     with pytest.raises(FormatError, match="malformed"):
         read_record(data, me.identity.peer_id, me.authority)
 
@@ -183,7 +183,7 @@ def test_stages_that_are_none_are_refused(me: Signer, stages: object):
 @pytest.mark.parametrize("speed", [-1.0, 2e9, math.nan, math.inf, "fast", None, [1.0]])
 def test_a_speed_that_is_none_is_refused(me: Signer, speed: object):
     packed = msgpack.packb({**record_of(me).model_dump(), "tokens_per_second": speed})
-    data = signed.sign(me.identity, "record", [RUN, packed, me.card])
+    data = signed.sign_fields(me.identity, "record", [RUN, packed, me.card])
     with pytest.raises(FormatError, match="malformed"):
         read_record(data, me.identity.peer_id, me.authority)
 
@@ -199,7 +199,7 @@ def test_nobody_signs_for_another(me: Signer, tmp_path: Path, operator: Identity
     other = admitted(tmp_path / "other", operator)
     for record in (record_of(me), record_of(other)):
         with pytest.raises(FormatError, match=f"signed a record of {me.identity.peer_id}"):
-            read_record(sign(other, record), me.identity.peer_id, me.authority)
+            read_record(sign_record(other, record), me.identity.peer_id, me.authority)
 
 
 @in_both_ways
@@ -252,7 +252,7 @@ def test_a_field_out_of_its_range_is_refused(way: str, me: Signer, fields: dict[
     packed = msgpack.packb(record_of(me).model_dump() | fields)
     told = [{}] if way == "statement" else []
     with pytest.raises(FormatError, match="malformed"):
-        read_as(way, signed.sign(me.identity, way, [RUN, packed, *told, me.card]), me)
+        read_as(way, signed.sign_fields(me.identity, way, [RUN, packed, *told, me.card]), me)
 
 
 def test_claims_come_with_a_statement_and_not_more_than_three(me: Signer):
@@ -276,7 +276,7 @@ def test_the_longest_record_of_an_honest_peer_fits(me: Signer, tmp_path: Path, o
     scores = {f"{number:064}": 1 / 3 for number in range(16)}
     numbers = {"round": 2**31 - 1, "contributed": 2**31 - 1, "sequence": 2**62 - 1}
     longest = record_of(me, replica=me.identity.peer_id, scores=scores, **named, **numbers)
-    heard = read_record(sign(replace(me, card=card), longest), me.identity.peer_id, me.authority)
+    heard = read_record(sign_record(replace(me, card=card), longest), me.identity.peer_id, me.authority)
     assert heard == longest.model_copy(update={"issuer": gateway.peer_id})
 
 
@@ -287,7 +287,7 @@ def test_garbage_is_refused(garbage: object):
 
 
 def test_a_record_without_its_signature_is_refused(me: Signer):
-    for data in (pack_record(record_of(me)), sign(me, record_of(me))[97:]):
+    for data in (pack_record(record_of(me)), sign_record(me, record_of(me))[97:]):
         with pytest.raises(FormatError):
             read_record(data, me.identity.peer_id, me.authority)
 
@@ -295,8 +295,8 @@ def test_a_record_without_its_signature_is_refused(me: Signer):
 def test_the_register_gives_the_records_that_are_valid(me: Signer, tmp_path: Path, operator: Identity):
     register, other = Register(me.authority, small_manifest()), admitted(tmp_path / "other", operator)
     found = {
-        me.identity.peer_id: sign(me, record_of(me)),
-        other.identity.peer_id: sign(me, record_of(me)),
+        me.identity.peer_id: sign_record(me, record_of(me)),
+        other.identity.peer_id: sign_record(me, record_of(me)),
         "QmA": b"nonsense",
         "QmB": None,
     }
@@ -307,10 +307,10 @@ def test_a_record_has_its_place_under_one_key(me: Signer):
     register = Register(me.authority, small_manifest(replicas={"groups": 500, "stages": 2, "datacenters": 24}))
     owner, record = me.identity.peer_id, record_of(me, sequence=5_000)
     own = register.key(owner)
-    assert register.expiration(own, owner, sign(me, record)) == expiration(record) == 5 + RECORD_SECONDS
+    assert register.expiration(own, owner, sign_record(me, record)) == expiration(record) == 5 + RECORD_SECONDS
     for key in set(register.keys) - {own}:
         with pytest.raises(FormatError, match="another peer's key"):
-            register.expiration(key, owner, sign(me, record))
+            register.expiration(key, owner, sign_record(me, record))
 
 
 def test_the_peers_of_a_small_run_share_one_key_and_those_of_a_large_one_spread_over_many():
@@ -378,7 +378,7 @@ def test_the_last_three_closed_rounds_are_told():
 def test_claims_that_cannot_be_are_refused(claims: object):
     fields = [RUN, pack_record(spoken()), {EMBEDDING: claims}, speaker().card]
     with pytest.raises(FormatError, match="claims nothing that can be read"):
-        read_statement(signed.sign(ME, STATEMENT, fields), AUTHORITY)
+        read_statement(signed.sign_fields(ME, STATEMENT, fields), AUTHORITY)
 
 
 @in_both_ways

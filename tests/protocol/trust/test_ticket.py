@@ -19,7 +19,7 @@ from protocol.trust.ticket import (
     TICKET_PREFIX,
     TICKET_VARIABLE,
     Ticket,
-    find,
+    find_ticket,
     parse_ticket,
     recall_addresses,
     remember_addresses,
@@ -98,23 +98,23 @@ def test_whatever_is_pasted_gets_a_clear_error(text: str):
 def test_it_is_found_in_the_argument_a_file_the_environment_and_the_last_run(tmp_path, monkeypatch):
     monkeypatch.delenv(TICKET_VARIABLE, raising=False)
     with pytest.raises(TicketError, match="no ticket"):
-        find(None, tmp_path)
-    assert find(str(TICKET), tmp_path) == TICKET
-    assert find(f"\n {TICKET}", tmp_path) == TICKET
+        find_ticket(None, tmp_path)
+    assert find_ticket(str(TICKET), tmp_path) == TICKET
+    assert find_ticket(f"\n {TICKET}", tmp_path) == TICKET
     (tmp_path / "mail.txt").write_text(f"{TICKET}\n")
-    assert find(str(tmp_path / "mail.txt"), tmp_path) == TICKET
+    assert find_ticket(str(tmp_path / "mail.txt"), tmp_path) == TICKET
     with pytest.raises(TicketError, match="no file of that name"):
-        find(str(tmp_path / "male.txt"), tmp_path)
+        find_ticket(str(tmp_path / "male.txt"), tmp_path)
     monkeypatch.setenv(TICKET_VARIABLE, str(TICKET))
-    assert find(None, tmp_path) == TICKET
+    assert find_ticket(None, tmp_path) == TICKET
     monkeypatch.delenv(TICKET_VARIABLE)
     (tmp_path / "ticket").write_text(f"{TICKET}\n")
-    assert find(None, tmp_path) == TICKET
+    assert find_ticket(None, tmp_path) == TICKET
     own = tmp_path / "own"  # a peer's folder by `--dir`
-    assert find(None, own, tmp_path) == TICKET
+    assert find_ticket(None, own, tmp_path) == TICKET
     own.mkdir()
     (own / "ticket").write_text(str(other := parse_ticket(made_of(TICKET.authority, "h:1"))))
-    assert find(None, own, tmp_path) == other != TICKET
+    assert find_ticket(None, own, tmp_path) == other != TICKET
 
 
 def test_the_first_addresses_of_others_are_kept_in_order(tmp_path: Path):
@@ -137,7 +137,7 @@ def test_a_pipe_or_a_device_is_no_file_with_a_ticket(tmp_path):
     os.mkfifo(tmp_path / "fifo")
     for name in (tmp_path / "fifo", "/dev/zero", tmp_path):
         with pytest.raises(TicketError, match="is no file that has a ticket"):
-            find(str(name), tmp_path)
+            find_ticket(str(name), tmp_path)
 
 
 def test_a_node_may_be_at_its_own_port_on_the_hosts_of_the_other_doors():

@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from bootstrap.node import as_operator
-from peer.network.reach.reach import MachineAddresses, Reach, Wish, after_change, answering, find, reach_at
+from peer.network.reach.reach import MachineAddresses, Reach, Wish, after_change, answering, find_reach, reach_at
 from peer.testnet.child import two_free_ports
 from protocol.errors import ResourceError, UserError
 from protocol.identity import RunId
@@ -45,7 +45,7 @@ def found(wish: Wish, folder: Path, door: Any = None, asks: bool = True) -> Reac
         await server.start()
         ticket = Ticket(RunId("ab" * 32), OPERATOR.public, (f"127.0.0.1:{port}",), ())
         try:
-            return await find(wish, ticket, ANN, folder, asks)
+            return await find_reach(wish, ticket, ANN, folder, asks)
         finally:
             await server.stop(None)
 

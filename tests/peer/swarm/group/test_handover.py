@@ -29,7 +29,7 @@ from protocol.identity import EMBEDDING, Part, PeerId, stage_part
 from protocol.layout import part_layout
 from protocol.outer.ledger import Revocation
 from protocol.trust.bequests import Bequest
-from protocol.trust.proofs import revoke
+from protocol.trust.proofs import sign_revocation
 from protocol.trust.records import PeerRecord
 from tests.reference.loopback_peers import LoopbackPeer, Village, moved, village
 from tests.reference.small_manifest import small_manifest
@@ -451,7 +451,7 @@ def test_nobody_inherits_from_whom_the_operator_has_taken_out(tmp_path: Path):
         giver, heir = await volunteer(made, "giver", 1), await volunteer(made, "heir")
         await giver.peer.contribute(1, 1)
         before = giver.error_feedback()
-        heir.peer.intake.revoke(revoke(made.operator, made.authority, Revocation(giver.id, 1, 1)))
+        heir.peer.intake.revoke(sign_revocation(made.operator, made.authority, Revocation(giver.id, 1, 1)))
         async with standing_by(heir):
             await giver.handover.hand_over()
         assert equal(heir.error_feedback(), zeros())

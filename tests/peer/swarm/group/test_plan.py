@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer.swarm.group.plan import MUCH_QUICKER, backoff_seconds, better_group, difference, preferred
+from peer.swarm.group.plan import MUCH_QUICKER, backoff_seconds, better_group, preferred, speed_difference
 from peer.swarm.roles import looking
 from protocol.identity import PeerId
 from protocol.trust.records import PeerRecord, Peers
@@ -83,7 +83,7 @@ def test_like_goes_with_like(order: list[int], quick: int, stages: int):
     )
     for first, *later in grown(peers, stages).values():
         assert len(later) == stages - 1
-        assert all(difference(first, member) < 0.1 for member in later)
+        assert all(speed_difference(first, member) < 0.1 for member in later)
 
 
 def test_two_that_differ_call_those_like_themselves():

@@ -11,9 +11,9 @@ import pytest
 from grpc.aio import Server
 
 from peer.network.duplex import Duplex
-from peer.network.group import PipelineService, call, link
+from peer.network.group import PipelineService, call, make_link
 from peer.swarm.group import seats as seating
-from peer.swarm.group.seats import GroupSeats, pause
+from peer.swarm.group.seats import GroupSeats, pause_before_regrouping
 from peer.swarm.group.slowness import SILENT_SECONDS
 from protocol.clock import monotonic
 from protocol.codec.seating import pack_seats
@@ -325,7 +325,7 @@ def test_a_call_is_refused(tmp_path: Path, prepare: Refusal):
 
 async def called(town: Town, caller: LoopbackPeer, other: LoopbackPeer, replica: str) -> bool:
     """Whether a call is welcomed, and not refused."""
-    made, contacts = link(MANIFEST, PeerId(other.id), "the other"), caller.outer.reconciler.contacts
+    made, contacts = make_link(MANIFEST, PeerId(other.id), "the other"), caller.outer.reconciler.contacts
     record: PeerRecord = other.outer.discovery.record
 
     def welcomed() -> bool:
@@ -404,7 +404,7 @@ def test_who_has_failed_again_and_again_is_not_hurried_by_news():
     async def seconds(failures: int) -> float:
         news, loop = Notifier(), asyncio.get_running_loop()
         began = loop.time()
-        pausing = asyncio.create_task(pause(news, failures))
+        pausing = asyncio.create_task(pause_before_regrouping(news, failures))
         while not pausing.done():
             news.ring()
             await asyncio.sleep(0)

@@ -21,8 +21,8 @@ from peer.swarm.group.slowness import (
     SlowFinding,
     SlownessWatch,
     StepTimes,
+    debt_limit,
     is_worth_a_try,
-    limit,
 )
 from protocol.identity import PeerId
 
@@ -158,7 +158,7 @@ def test_who_is_not_found_has_cost_no_more_than_the_tolerance_and_a_debt(naps: l
         if made.slow(KIND, BEHIND) is not None:
             return
         cost += nap
-    debt = limit(QUICK) + SLOW_STEPS * max(naps)
+    debt = debt_limit(QUICK) + SLOW_STEPS * max(naps)
     assert cost <= TOLERANCE * QUICK.seconds * len(naps) + debt
 
 
@@ -201,7 +201,7 @@ def test_a_neighbour_that_is_quick_again_has_recovered_soon():
     made = watch()
     for _ in range(1000):
         made.note(KIND, longer(6.0, behind=6.0), BEFORE, MEMBERS)
-    assert made.debts[BEHIND].seconds == MOST_DEBT * limit(QUICK, 2)
+    assert made.debts[BEHIND].seconds == MOST_DEBT * debt_limit(QUICK, 2)
     assert not made.has_recovered(KIND, BEHIND)
     steps = 0
     while not made.has_recovered(KIND, BEHIND):

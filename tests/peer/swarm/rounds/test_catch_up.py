@@ -12,7 +12,7 @@ from protocol.outer.ledger import Revocation
 from protocol.trust.attestations import GRANTED, grant
 from protocol.trust.keys import load_or_create
 from protocol.trust.membership_card import Authority
-from protocol.trust.proofs import revoke
+from protocol.trust.proofs import sign_revocation
 from tests.reference.loopback_peers import RUN, LoopbackPeer, Village, village
 from tests.reference.small_manifest import small_manifest
 
@@ -165,7 +165,7 @@ def test_an_attestation_outlives_a_restart_and_that_of_who_is_revoked_does_not_s
         assert again.outer.reconciler.attested.since == 1  # who starts again does not know how it came by that
         attests = await made.start("o")
         assert attests.outer.reconciler.attested.since == 0  # who attested does
-        again.intake.revoke(revoke(made.operator, made.authority, Revocation(PeerId(observer.id), 1, 1)))
+        again.intake.revoke(sign_revocation(made.operator, made.authority, Revocation(PeerId(observer.id), 1, 1)))
         assert again.outer.reconciler.attested.round == 0
         assert again.outer.reconciler.attested.claim(EMBEDDING) is None
 

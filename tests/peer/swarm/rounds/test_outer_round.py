@@ -22,7 +22,7 @@ from peer.telemetry.decisions import CaughtUp, Resynchronised
 from peer.telemetry.events import Progress, Refused, Resumed
 from protocol.codec.bitstream import Int32Array
 from protocol.codec.chunks import chunk_grid
-from protocol.codec.contribution import decode, digest
+from protocol.codec.contribution import contribution_digest, decode
 from protocol.errors import FormatError, RefusedError, ResourceError
 from protocol.identity import EMBEDDING, ContributionName, Part, PeerId, stage_part
 from protocol.layout import part_layout
@@ -35,7 +35,7 @@ from protocol.schemas import reconciliation_pb2 as pb
 from protocol.schemas import reconciliation_pb2_grpc
 from protocol.trust.keys import load_or_create
 from protocol.trust.membership_card import Card, Signer, issue
-from protocol.trust.proofs import revoke, sign_contribution
+from protocol.trust.proofs import sign_contribution, sign_revocation
 from tests.reference.loopback_peers import RUN, LoopbackPeer, Village, village
 from tests.reference.small_manifest import small_manifest
 
@@ -162,7 +162,7 @@ def test_a_contribution_reaches_everybody_though_its_author_is_gone(tmp_path: Pa
 
 async def publish(author: LoopbackPeer, blob: bytes, part: Part = EMBEDDING, round: int = 1) -> None:
     """As a liar would: whatever the bytes are, they are signed and served."""
-    entry = sign_contribution(author.signer, part, round, digest(blob), len(blob))
+    entry = sign_contribution(author.signer, part, round, contribution_digest(blob), len(blob))
     author.intake.contribution_store.put(entry, blob)
     author.intake.ledgers[part].take(entry)
 
@@ -244,7 +244,9 @@ def test_a_key_that_was_not_admitted_and_a_card_of_another_are_refused(tmp_path:
         own = issue(stranger, RUN, Card(stranger.peer_id, "datacenter", 0, 0))
         volunteer = issue(made.operator, RUN, Card(stranger.peer_id, "volunteer", 1, 0))
         for card, reason in ((own, "may admit"), (b.signer.card, "another's card"), (volunteer, "no place")):
-            forged = sign_contribution(Signer(stranger, made.authority, card), EMBEDDING, 1, digest(blob), len(blob))
+            forged = sign_contribution(
+                Signer(stranger, made.authority, card), EMBEDDING, 1, contribution_digest(blob), len(blob)
+            )
             with pytest.raises(FormatError, match=reason):
                 await a.intake.take(forged.proof, [], b.outer.discovery.record)
         assert a.intake.ledgers[EMBEDDING].waiting == {}
@@ -256,7 +258,7 @@ def test_two_versions_of_one_contribution_void_each_other_everywhere(tmp_path: P
     async def scene(made: Village) -> None:
         a, b, c, liar = made.peers
         for blob, victim in ((await honest(liar, 5), a), (await honest(liar, 6), b)):
-            entry = sign_contribution(liar.signer, EMBEDDING, 1, digest(blob), len(blob))
+            entry = sign_contribution(liar.signer, EMBEDDING, 1, contribution_digest(blob), len(blob))
             liar.intake.contribution_store.put(entry, blob)
             await victim.intake.take(entry.proof, [], liar.outer.discovery.record)
         assert a.intake.ledgers[EMBEDDING].chosen(1) != b.intake.ledgers[EMBEDDING].chosen(1)
@@ -275,7 +277,9 @@ def test_a_revoked_author_is_as_if_it_had_never_been_there(tmp_path: Path):
         a, _, poisoner = made.peers
         for round in (1, 2, 3):
             await made.round(round, made.peers)
-        record = revoke(made.operator, made.authority, Revocation(poisoner.outer.discovery.record.peer_id, 2, 4))
+        record = sign_revocation(
+            made.operator, made.authority, Revocation(poisoner.outer.discovery.record.peer_id, 2, 4)
+        )
         assert a.intake.revoke(record)
         await made.compare_all()
         for peer in made.peers:
@@ -313,7 +317,7 @@ def test_an_operator_cannot_revoke_without_end(tmp_path: Path, monkeypatch: pyte
     async def scene(made: Village) -> None:
         peer = made.peers[0]
         for author in range(5):
-            peer.intake.revoke(revoke(made.operator, made.authority, Revocation(PeerId(f"Qm{author}"), 1, 1)))
+            peer.intake.revoke(sign_revocation(made.operator, made.authority, Revocation(PeerId(f"Qm{author}"), 1, 1)))
         assert len(peer.intake.revocations) == 3
         assert len(peer.intake.contribution_store.revocations()) == 3
 
@@ -330,7 +334,7 @@ def test_with_a_gateway_fall_the_contributions_of_those_whom_it_let_in(tmp_path:
             await made.round(round, made.peers)
         assert len(a.intake.ledgers[EMBEDDING].chosen(3)) == 4
         gateway = load_or_create(tmp_path / "gate").peer_id
-        assert b.intake.revoke(revoke(made.operator, made.authority, Revocation(gateway, 2, 4)))
+        assert b.intake.revoke(sign_revocation(made.operator, made.authority, Revocation(gateway, 2, 4)))
         await made.compare_all()
         for peer in made.peers:
             await peer.at(3)
@@ -357,7 +361,7 @@ def test_with_a_gateway_fall_the_contributions_of_those_whom_it_let_in(tmp_path:
 def test_a_revocation_that_is_not_the_operators_says_nothing(tmp_path: Path):
     async def scene(made: Village) -> None:
         a, b = made.peers
-        forged = revoke(
+        forged = sign_revocation(
             load_or_create(tmp_path / "b"), made.authority, Revocation(a.outer.discovery.record.peer_id, 1, 1)
         )
         a.outer.reconciler.revoke([forged], b.outer.discovery.record.peer_id)

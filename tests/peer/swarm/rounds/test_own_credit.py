@@ -9,10 +9,10 @@ from peer.swarm.rounds.own_credit import IDLE, ON_TRIAL, REVOKED, TOO_LATE, TWIC
 from peer.swarm.rounds.round_end import finish_round
 from peer.telemetry.decisions import Avoided, Counted, NotCounted, WentOn
 from peer.telemetry.events import Event
-from protocol.codec.contribution import digest
+from protocol.codec.contribution import contribution_digest
 from protocol.identity import EMBEDDING
 from protocol.outer.ledger import Revocation
-from protocol.trust.proofs import revoke, sign_contribution
+from protocol.trust.proofs import sign_contribution, sign_revocation
 from tests.peer.swarm.rounds.test_outer_round import honest, play, publish
 from tests.reference.loopback_peers import LoopbackPeer, Village
 
@@ -93,7 +93,7 @@ def test_two_contributions_of_one_name_are_told_to_be_void(tmp_path: Path):
         liar, other = made.peers
         await publish(liar, await honest(liar, 5))
         second = await honest(liar, 6)
-        entry = sign_contribution(liar.signer, EMBEDDING, 1, digest(second), len(second))
+        entry = sign_contribution(liar.signer, EMBEDDING, 1, contribution_digest(second), len(second))
         liar.intake.contribution_store.put(entry, second)
         liar.intake.ledgers[EMBEDDING].take(entry)
         liar.outer.followed.parts[EMBEDDING].own[1] = entry.sha256
@@ -113,7 +113,7 @@ def test_who_is_revoked_is_told_from_which_round_on(tmp_path: Path):
         look(peer, 3)
         assert of(NotCounted, peer) == []
         revocation = Revocation(peer.outer.discovery.record.peer_id, 3, 4)
-        peer.intake.revoke(revoke(made.operator, made.authority, revocation))
+        peer.intake.revoke(sign_revocation(made.operator, made.authority, revocation))
         look(peer, 3)
         assert reasons(peer, 3) == {REVOKED}
         assert reasons(peer, 2) == set()

@@ -11,7 +11,7 @@ from peer.swarm.rounds.workload import SPEED_ROUNDS, TRAVEL_SECONDS, UNEVEN, Spe
 from peer.telemetry.decisions import GoalChanged
 from peer.telemetry.events import Event
 from protocol.identity import EMBEDDING, PeerId
-from protocol.outer.data_plan import Reading, beginning, chunks
+from protocol.outer.data_plan import Reading, chunks, first_chunks
 from tests.reference.small_manifest import small_manifest
 
 ME, OTHER, THIRD = PeerId("me"), PeerId("other"), PeerId("third")
@@ -92,7 +92,7 @@ def test_a_share_has_a_chunk_for_each_step_and_a_change_is_told_once():
     said: list[Event] = []
     work = workload(said, most_steps=MOST)
     whole = work.followed.reading.share(1, 1, work.manifest)
-    assert work.begin(1) == beginning(whole, H)
+    assert work.begin(1) == first_chunks(whole, H)
     work.note(1, 50.0, {ME: 10.0, OTHER: 30.0 + TRAVEL_SECONDS}, [ME, OTHER])
     assert work.begin(2) == work.share(2)
     assert len([*chunks(work.share(2))]) == 3 * H

@@ -26,7 +26,7 @@ from protocol.schemas import reconciliation_pb2 as pb
 from protocol.trust.keys import load_or_create
 from protocol.trust.membership_card import Authority, Card, Role, Signer, issue
 from protocol.trust.proofs import read_entry
-from protocol.trust.records import PeerRecord, Register, expiration, read_statement, sign
+from protocol.trust.records import PeerRecord, Register, expiration, read_statement, sign_record
 from tests.reference.admitted import certified
 from tests.reference.loopback_peers import RUN, Village, village
 from tests.reference.small_manifest import small_manifest
@@ -244,7 +244,9 @@ def test_a_stranger_has_many_signatures_checked_that_do_not_hold(tmp_path: Path,
 
     async def scene() -> str:
         victim = await dht.start(load_or_create(tmp_path / "victim"), "127.0.0.1", 0, Victim())
-        await victim.store(register.key(member.peer_id), member.peer_id, sign(signer, record), expiration(record))
+        await victim.store(
+            register.key(member.peer_id), member.peer_id, sign_record(signer, record), expiration(record)
+        )
         here = await stranger_attacks.meet(tmp_path, victim.addresses, register)
         assert here is not None
         attacking = asyncio.create_task(stranger_attacks.dht(here, tmp_path, register))
