@@ -97,11 +97,11 @@ def create_run(
         _write_text(manifest, directory, corpus_path, progress, checkpoint)
     progress(f"Making the basis of {manifest.model.d} dimensions.")
     if checkpoint is None:
-        made = basis(manifest)
+        run_basis = basis(manifest)
     else:
-        kept = checkpoint.basis()
-        made = principal_basis(checkpoint) if kept is None else kept
-    write_atomically(directory / BASIS, save({"basis": made}))
+        kept_basis = checkpoint.basis()
+        run_basis = principal_basis(checkpoint) if kept_basis is None else kept_basis
+    write_atomically(directory / BASIS, save({"basis": run_basis}))
     taken_over = {} if checkpoint is None else checkpoint.layout
     for part, layout in model_layout(manifest).items():
         doing = "Drawing" if checkpoint is None else "Taking over"

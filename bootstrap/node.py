@@ -92,7 +92,7 @@ async def serve_node(
         ResourceError: a port is taken.
     """
     identity = load_or_create(directory)
-    known = standing.known.addresses if standing.known else ()
+    addresses = standing.known.addresses if standing.known else ()
     admission_policy = AdmissionPolicy(directory)
     authority = Authority(
         descriptor.run_id, descriptor.operator, lambda gateway: bool(admission_policy.objection(gateway))
@@ -101,7 +101,7 @@ async def serve_node(
     if monitor is None:
         monitor = await asyncio.to_thread(Monitor.of, descriptor.manifest, descriptor.run_id, directory)
     holders = await asyncio.to_thread(Holders, authority, directory)
-    dht = await dhts.start(identity, where.host, where.port and where.port + 1, register, known)
+    dht = await dhts.start(identity, where.host, where.port and where.port + 1, register, addresses)
 
     def word() -> NodeWord:
         return NodeWord(
@@ -149,7 +149,7 @@ async def serve_node(
         tell(ticket)
         acquainted = list(await asyncio.to_thread(recall_addresses, directory))
         following = _follow(dht, register, measuring.pace, monitor, holders, directory, acquainted)
-        attached = dht.keep_attached(lambda: [*known, *acquainted])
+        attached = dht.keep_attached(lambda: [*addresses, *acquainted])
         await dht.while_alive(_until(stop, following, monitor.keep(), attached))
 
 
@@ -170,10 +170,10 @@ async def _follow(
         pace.see(records, register.manifest.outer.liars, unix_time())
         monitor.see_records(records)
         await asyncio.to_thread(holders.see, records, found, monitor.fold.finished)
-        there = sorted(record.libp2p for record in records if record.libp2p)[:ADDRESSES_KEPT]
-        if there and there != acquainted:
-            acquainted[:] = there
-            await asyncio.to_thread(remember_addresses, directory, there)
+        libp2p_addresses = sorted(record.libp2p for record in records if record.libp2p)[:ADDRESSES_KEPT]
+        if libp2p_addresses and libp2p_addresses != acquainted:
+            acquainted[:] = libp2p_addresses
+            await asyncio.to_thread(remember_addresses, directory, libp2p_addresses)
         await asyncio.sleep(RECORDS_SECONDS)
         await monitor.until_outdated(HEARTBEAT_SECONDS - RECORDS_SECONDS)
 

@@ -117,16 +117,18 @@ async def joined(
     if await asyncio.to_thread(claim_folder, settings.directory, descriptor):
         emit(Warned(f"WARNING: {settings.directory / DESCRIPTOR} was damaged, and is written again: look at the disk"))
     choice = await asyncio.to_thread(choose_stages, settings, descriptor, identity, remembered, device)
-    place = remembered or await register_here(settings, descriptor, identity, choice.stages)
-    its_stage = (place.card.stage,)
-    if isinstance(place, Admitted):
-        tell_clock(place.clock_ahead, emit)
-    space = await asyncio.to_thread(require_given, settings, descriptor, place.card.stage, device)
-    kept = f"this run keeps up to {size(space.needed)} in {settings.directory}, and never more than {size(space.limit)}"
-    emit(Progress(kept))
-    moves_to = await asyncio.to_thread(stages_elsewhere, settings, descriptor, place.card.stage, device)
+    membership = remembered or await register_here(settings, descriptor, identity, choice.stages)
+    its_stage = (membership.card.stage,)
+    if isinstance(membership, Admitted):
+        tell_clock(membership.clock_ahead, emit)
+    space = await asyncio.to_thread(require_given, settings, descriptor, membership.card.stage, device)
+    notice = (
+        f"this run keeps up to {size(space.needed)} in {settings.directory}, and never more than {size(space.limit)}"
+    )
+    emit(Progress(notice))
+    moves_to = await asyncio.to_thread(stages_elsewhere, settings, descriptor, membership.card.stage, device)
     async with AsyncExitStack() as opened:  # what is opened last is closed first
-        network = await _open(settings, identity, descriptor, place, opened, emit)
+        network = await _open(settings, identity, descriptor, membership, opened, emit)
         network.discovery.tell(moves_to=moves_to)
         copies = Copies(network.discovery, network.contacts, emit)
         await copies.require_none()
@@ -140,15 +142,17 @@ async def joined(
         opened.enter_context(emit.also(reporter))
         torch_thread = TorchThread(settings.threads, settings.niceness)
         opened.callback(torch_thread.stop)
-        text = text_sources(settings, descriptor, place, network.contacts.bandwidth, space)
-        if isinstance(place, Admitted):
-            await fetch_needed_files(settings, descriptor, place, network.contacts.bandwidth, emit)
+        text = text_sources(settings, descriptor, membership, network.contacts.bandwidth, space)
+        if isinstance(membership, Admitted):
+            await fetch_needed_files(settings, descriptor, membership, network.contacts.bandwidth, emit)
         contribution_store = ContributionStore(
             settings.directory / "contributions", space.contribution_store(text.cache_bytes if text else 0)
         )
         shut_out: asyncio.Future[PeerId] = asyncio.get_running_loop().create_future()
-        reconciler = _reconciler(settings, place, network, contribution_store, shut_out, copies)
-        workplace = Workplace(descriptor.manifest, settings.directory, place.card.stage, device, torch_thread, text)
+        reconciler = _reconciler(settings, membership, network, contribution_store, shut_out, copies)
+        workplace = Workplace(
+            descriptor.manifest, settings.directory, membership.card.stage, device, torch_thread, text
+        )
         services = _services(workplace, network, reconciler, tasks)
         receipts = KeptReceipts(settings.directory / RECEIPTS, network.discovery.signer.authority)
 
@@ -166,7 +170,7 @@ async def joined(
             earned=Earned(services.credit.seen, reconciler, receipts, emit),
             emit=emit,
             upkeep=(
-                lambda: keep_renewing(place.credentials, renew, emit),
+                lambda: keep_renewing(membership.credentials, renew, emit),
                 lambda: stand_trial(network.discovery, ask_again, emit),
                 lambda: keep_a_slot(network.discovery, ask_again, emit),
                 network.ways.keep,
@@ -184,7 +188,7 @@ async def joined(
         network.discovery.on_move = partial(_follow_move, network, services)
         emit(Progress("getting ready to compute"))
         await warming
-        await network.gate.serve(network.server, place.credentials.serving())
+        await network.gate.serve(network.server, membership.credentials.serving())
         await network.ways.open(network.reach)
         write_atomically(settings.directory / "ticket", f"{settings.ticket}\n".encode(), 0o600)
         tell_place(settings, descriptor.manifest, record, choice, emit)
@@ -261,8 +265,8 @@ async def _open(
     def hang_up(banned: PeerId) -> None:
         """End what a banned peer, or a peer that a banned gateway let in, has open with this one; whoever waits for
         them looks again."""
-        for each in (banned, *discovery.let_in_by(banned)):
-            contacts.hang_up(each)
+        for peer in (banned, *discovery.let_in_by(banned)):
+            contacts.hang_up(peer)
         guard.cut_off(banned)
         discovery.news.ring()
 

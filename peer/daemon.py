@@ -109,10 +109,10 @@ async def change_stage(settings: PeerSettings, stage: int, emit: Listener) -> No
         descriptor = await admission.fetch_descriptor(settings.ticket)
         device = await asyncio.to_thread(require_fit, settings, descriptor)
         await asyncio.to_thread(require_place, settings, descriptor, stage, device)
-        place = await ask_for_place(settings, descriptor, load_or_create(folder), (stage,))
-        await fetch_needed_files(settings, descriptor, place, settings.bandwidth(), emit)
+        admitted = await ask_for_place(settings, descriptor, load_or_create(folder), (stage,))
+        await fetch_needed_files(settings, descriptor, admitted, settings.bandwidth(), emit)
         await asyncio.to_thread(leave_stage, folder)
-        await asyncio.to_thread(keep_place, folder, place)
+        await asyncio.to_thread(keep_place, folder, admitted)
         for file in descriptor.files:
             if file.name not in settings.files(descriptor, stage):
                 (folder / file.name).unlink(missing_ok=True)
@@ -155,8 +155,8 @@ async def run_until(
             the gateway that let it in, and nobody talks to it any longer. ResourceError: there is no room for what
             counts, and this peer would not have the others' state; or libp2p's daemon is gone for good.
     """
-    async with AsyncExitStack() as place, Children() as children:
-        joining = children.spawn(_join(settings, work, place, emit))
+    async with AsyncExitStack() as open_resources, Children() as children:
+        joining = children.spawn(_join(settings, work, open_resources, emit))
         await first_of(asyncio.wait((joining,)), stop.wait())
         if not joining.done():
             joining.cancel()

@@ -80,8 +80,8 @@ async def comes_too_late(settings: PeerSettings, identity: Identity, emit: Liste
         return False  # joining says it better
     if not rounds or await recall_place(settings, identity) is not None:
         return False
-    said = f"the run is over: its {rounds} rounds are finished; `hetpeer export` takes its model from who holds it"
-    emit(Progress(said))
+    sentence = f"the run is over: its {rounds} rounds are finished; `hetpeer export` takes its model from who holds it"
+    emit(Progress(sentence))
     return True
 
 
@@ -218,8 +218,8 @@ def choose_stages(
         return StageChoice()
     with suppress(FormatError):
         card = Authority(descriptor.run_id, descriptor.operator).read(read_membership(settings.directory).card)
-        there = card.stage < descriptor.manifest.replicas.stages
-        if (card.peer, card.role) == (identity.peer_id, "volunteer") and there:
+        has_stage = card.stage < descriptor.manifest.replicas.stages
+        if (card.peer, card.role) == (identity.peer_id, "volunteer") and has_stage:
             return StageChoice((card.stage,), held=True)
     return stages_that_fit(settings, descriptor, device)
 

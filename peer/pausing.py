@@ -35,7 +35,7 @@ class QuietHours:
             UserError: the text says something else.
         """
         try:
-            pairs = [tuple(time.fromisoformat(end.strip()) for end in each.split("-")) for each in text.split(",")]
+            pairs = [tuple(time.fromisoformat(end.strip()) for end in span.split("-")) for span in text.split(",")]
             if any(len(pair) != 2 or pair[0] == pair[1] or any(end.tzinfo for end in pair) for pair in pairs):
                 raise ValueError
         except ValueError:

@@ -185,7 +185,7 @@ def bytes_of(flag: str, size: str | int | None) -> int | None:
     """
     if not isinstance(size, str):
         return size
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]+)", size.strip().lower())
-    if found is None or found[2] not in UNITS or not float(found[1]):
+    matched = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]+)", size.strip().lower())
+    if matched is None or matched[2] not in UNITS or not float(matched[1]):
         raise UserError(f"{flag} {size!r}: give a size with its unit, such as 8GB or 900MB")
-    return int(float(found[1]) * UNITS[found[2]])
+    return int(float(matched[1]) * UNITS[matched[2]])

@@ -114,13 +114,14 @@ def memory_costs(model: Model, stages: int, sizes: GroupSizes) -> list[StageCost
     embedding, last = model.vocabulary * model.d, stages - 1
     first_trains = model.vocabulary * sizes.subspace if sizes.subspace and sizes.factored else embedding
     anchor = FP32_BYTES * embedding if sizes.subspace else 0
-    kept = FP32_BYTES * sizes.microbatch * model.context * (KEPT_WIDTHS * model.d + 4 * model.ffn)
+    activation_bytes = FP32_BYTES * sizes.microbatch * model.context * (KEPT_WIDTHS * model.d + 4 * model.ffn)
     return [
         StageCost(
             fixed=anchor
             + CUT_TRAINED_BYTES * (sizes.looked_up if stage else first_trains)
             + CUT_TRAINED_BYTES * embedding * (stage == last),
-            a_layer=CUT_TRAINED_BYTES * model.matrix_values + kept * min(stages - stage, sizes.microbatches),
+            a_layer=CUT_TRAINED_BYTES * model.matrix_values
+            + activation_bytes * min(stages - stage, sizes.microbatches),
         )
         for stage in range(stages)
     ]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import grpc
 
-from bootstrap.dashboard.server import listen_for_dashboard, serve_dashboard
+from bootstrap.dashboard.server import dashboard_port, serve_dashboard
 from bootstrap.monitor.metrics import render
 from bootstrap.monitor.watch import Monitor, MonitorService
 from peer.network.contacts import Contacts
@@ -112,7 +112,7 @@ async def _serve(manifest: Manifest, keys: Keys, pipe: Connection) -> None:
         known = monitor.fold.peers.get(keys.peer.peer_id)
         pipe.send((time.process_time(), known.batch.tokens // manifest.tokens_per_step if known else 0))
 
-    with listen_for_dashboard("0") as place:
+    with dashboard_port("0") as place:
         asyncio.get_running_loop().add_reader(pipe.fileno(), answer)
         pipe.send((f"127.0.0.1:{port}", place.url))
         await serve_dashboard(place, monitor.view, monitor.until_changed, lambda: render(monitor.view()), stop)

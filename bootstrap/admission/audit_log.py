@@ -64,16 +64,16 @@ def last(folder: Path, count: int) -> list[AuditEntry]:
     Raises:
         ResourceError: the log cannot be read.
     """
-    found: list[AuditEntry] = []
+    entries: list[AuditEntry] = []
     with reading(folder) as lists:
         for (line,) in lists.execute("SELECT entry FROM log ORDER BY end DESC"):
-            if len(found) == count:
+            if len(entries) == count:
                 break
             try:
-                found.append(AuditEntry.model_validate_json(line))
+                entries.append(AuditEntry.model_validate_json(line))
             except ValidationError:
                 continue
-    return found[::-1]
+    return entries[::-1]
 
 
 def audit_log_files(folder: Path) -> list[Path]:

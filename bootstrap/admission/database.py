@@ -232,7 +232,7 @@ def _create(lists: sqlite3.Connection, folder: Path) -> None:
     for invitation in book.invitations:
         lists.execute(ADD_INVITATION, invitation.model_dump())
         lists.executemany("INSERT INTO uses VALUES (?, ?)", [(invitation.id, peer) for peer in invitation.used_by])
-    lists.executemany(ADD_REVOKED, [each.model_dump() for each in revoked])
+    lists.executemany(ADD_REVOKED, [revocation.model_dump() for revocation in revoked])
     lists.executemany("INSERT INTO stood VALUES (?)", [(peer,) for peer in trials.stood])
     end = 0
     for line in logged_lines(folder / LOG):

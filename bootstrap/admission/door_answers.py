@@ -71,21 +71,21 @@ class Dialler:
             RefusedError: too often, too many at once, or the caller has no address.
             FormatError: `address` is none.
         """
-        seen = host_of(caller)
+        caller_host = host_of(caller)
         host, port = split_address(address)
-        if not seen or not port:
+        if not caller_host or not port:
             raise RefusedError("there is no address to dial")
         wait = self.limit.wait_seconds(network_of(caller), monotonic())
         if wait or self.open >= DIALS_AT_ONCE:
             raise RefusedError(f"too many ask to be dialled: try again in {math.ceil(wait or DIAL_SECONDS)} s")
         self.open += 1
-        dialled = join_address(seen, port)
+        dialled = join_address(caller_host, port)
         try:
             async with asyncio.timeout(DIAL_SECONDS):
-                if await _leads_to(host, seen):
+                if await _leads_to(host, caller_host):
                     dialled = address
                 shown = shown_by(
-                    (await probe(join_address(seen, port), DIAL_SECONDS)).certificate
+                    (await probe(join_address(caller_host, port), DIAL_SECONDS)).certificate
                 )  # TLS proves its key
                 return dialled, "" if shown == peer else "another peer answers there"
         except (ssl.SSLError, FormatError):

@@ -76,8 +76,10 @@ def add_invitation(folder: Path, uses: int, seconds: int, now: float, gateway: b
         while _find(lists, invitation_id(token)):
             token = secrets.token_bytes(INVITATION_TOKEN_BYTES)
         id, sha256, issued = invitation_id(token), hashlib.sha256(token).hexdigest(), int(now)
-        made = Invitation(id=id, sha256=sha256, uses=uses, issued=issued, expires=issued + seconds, gateway=gateway)
-        lists.execute(ADD_INVITATION, made.model_dump())
+        invitation = Invitation(
+            id=id, sha256=sha256, uses=uses, issued=issued, expires=issued + seconds, gateway=gateway
+        )
+        lists.execute(ADD_INVITATION, invitation.model_dump())
     return token
 
 
@@ -194,8 +196,8 @@ class RevokedList:
             if self._lists is None or os.stat(self.folder / DATABASE).st_ino != self._file:
                 self._lists = open_database(self.folder)  # the first time, or where a copy was put in its place
                 self._file = os.stat(self.folder / DATABASE).st_ino
-            found = self._lists.execute("SELECT 1 FROM revoked WHERE peer = ?", (peer,)).fetchone()
-        if found:
+            row = self._lists.execute("SELECT 1 FROM revoked WHERE peer = ?", (peer,)).fetchone()
+        if row:
             raise RefusedError("the run's operator has revoked this peer: it gets no certificate any more")
 
 

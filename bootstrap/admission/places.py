@@ -94,13 +94,13 @@ class Admission:
         Raises:
             RefusedError: it has named one that does not exist, or more than there are.
         """
-        there = range(self.manifest.replicas.stages)
-        if len(named) > len(there):
-            raise RefusedError(f"{len(named)} stages are more than this run has, which are {len(there)}")
-        for each in named:
-            if each not in there:
-                raise RefusedError(f"there is no stage {each}; this run's stages are 0 to {len(there) - 1}")
-        return set(named) or there
+        stages = range(self.manifest.replicas.stages)
+        if len(named) > len(stages):
+            raise RefusedError(f"{len(named)} stages are more than this run has, which are {len(stages)}")
+        for stage_index in named:
+            if stage_index not in stages:
+                raise RefusedError(f"there is no stage {stage_index}; this run's stages are 0 to {len(stages) - 1}")
+        return set(named) or stages
 
     def _free_place(self, role: PlaceRole, choice: Collection[int]) -> Place:
         if role in ("observer", "gateway"):

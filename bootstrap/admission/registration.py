@@ -66,10 +66,10 @@ class Door(run_pb2_grpc.RunServicer):
     """The progress of the run, as this node sees it."""
 
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:
-        known = self.descriptor.canonical()
+        canonical = self.descriptor.canonical()
         word = self.word()
         return pb.DescribeReply(
-            descriptor_json=known,
+            descriptor_json=canonical,
             finished=word.finished,
             taking=word.taking,
             run=word.run,
@@ -172,12 +172,12 @@ class Door(run_pb2_grpc.RunServicer):
             self.admission.recall(held, role, monotonic())
         stage = request.stage if request.HasField("stage") else None
         alive = {record.peer_id for record in records}
-        place = self.admission.admit(peer, role, stage, alive, monotonic(), request.stages)
+        slot = self.admission.admit(peer, role, stage, alive, monotonic(), request.stages)
         finished = (record.round for record in records if may_author(record))
-        begun = common_round(finished, self.descriptor.manifest.outer.liars) > 0
+        has_begun = common_round(finished, self.descriptor.manifest.outer.liars) > 0
         counted = held is not None and held.role in CONTRIBUTING and not held.on_trial
-        on_trial = place.role in CONTRIBUTING and begun and not counted and tried.must_try(peer)
-        return Card(peer, place.role, place.stage, place.slot, on_trial)
+        on_trial = slot.role in CONTRIBUTING and has_begun and not counted and tried.must_try(peer)
+        return Card(peer, slot.role, slot.stage, slot.slot, on_trial)
 
     def _held(self, peer: PeerId, shown: bytes) -> Card | None:
         """The place that a peer was given before, here or at another node of the run that is still one."""

@@ -77,9 +77,9 @@ def app(
         return Response(latest.read(), media_type="application/json", headers={"Cache-Control": "no-store"})
 
     async def events(_: Request) -> Response:
-        told = _events(latest, until_changed, stopping)
+        stream = _events(latest, until_changed, stopping)
         return ServerSentEvents(
-            told, media_type="text/event-stream", headers={"Cache-Control": "no-store"}, others=listening
+            stream, media_type="text/event-stream", headers={"Cache-Control": "no-store"}, others=listening
         )
 
     async def measured(_: Request) -> Response:
@@ -89,8 +89,8 @@ def app(
     if metrics:
         routes.append(Route("/metrics", measured))
     routes.append(Mount("/", StaticFiles(directory=PAGE, packages=[CHARTS])))
-    known = frozenset(name.lower() for name in ("localhost", *names))
-    return Starlette(routes=routes, middleware=[Middleware(HostGuard, names=known)])
+    known_names = frozenset(name.lower() for name in ("localhost", *names))
+    return Starlette(routes=routes, middleware=[Middleware(HostGuard, names=known_names)])
 
 
 class ServerSentEvents(StreamingResponse):

@@ -60,7 +60,7 @@ class DashboardPort:
 
 
 @contextmanager
-def listen_for_dashboard(where: str, announced: str | None = None) -> Iterator[DashboardPort]:
+def dashboard_port(where: str, announced: str | None = None) -> Iterator[DashboardPort]:
     """Listen where `--dashboard [HOST:]PORT` says, on loopback if no host is given; port 0 is any. `announced` is this
     node's name for others.
 

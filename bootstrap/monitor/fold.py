@@ -120,8 +120,8 @@ class Fold:
         peer.hear(batch, now)
         if peer.trains and (entry := self._round(batch.round, now)) is not None:
             entry.stepped[peer_id] = max(entry.stepped.get(peer_id, 0), batch.step)
-        for told in batch.happened:
-            self._take(peer, told, now)
+        for event in batch.happened:
+            self._take(peer, event, now)
         if now - self.looked >= PEER_CHECK_SECONDS:
             self.look(now)
 
@@ -144,7 +144,9 @@ class Fold:
         peer = self.peers.get(peer_id)
         if peer is None:
             if len(self.peers) >= MOST_PEERS:
-                strange = next((each for each in self.peers.values() if known and each.record is None), None)
+                strange = next(
+                    (stranger for stranger in self.peers.values() if known and stranger.record is None), None
+                )
                 if strange is None:
                     return None
                 del self.peers[strange.id]
@@ -240,8 +242,12 @@ class Fold:
                 self._judge(entry)
         self._look_at_peers(now)
         last = self.rounds.get(self.finished)
-        if last is not None and last.ended is not None and (begun := self._round(self.finished + 1, now)) is not None:
-            begun.began = min(begun.began, last.ended)  # a round begins when the one before it has ended
+        if (
+            last is not None
+            and last.ended is not None
+            and (next_round := self._round(self.finished + 1, now)) is not None
+        ):
+            next_round.began = min(next_round.began, last.ended)  # a round begins when the one before it has ended
         if now - self.awake > AT_WORK_SECONDS:
             self.over = self.over or is_over(self.peers.values(), self.manifest.outer.rounds, now)
         self._look_at_run(now)
@@ -259,8 +265,8 @@ class Fold:
         over = self.over or self.finished >= manifest.outer.rounds
         if awake or over or before.state == "gathering":
             rounds = [entry for _, entry in sorted(self.rounds.items())]
-            known = before, self.alone, over, now, self.last_state, self.lost
-            self.state = run_state(manifest, peers, groups, rounds, *known)
+            seen_before = before, self.alone, over, now, self.last_state, self.lost
+            self.state = run_state(manifest, peers, groups, rounds, *seen_before)
         if self.state.state != before.state:
             round = min(self.finished + 1, manifest.outer.rounds)
             self.log.append(LineView(at=now, kind="RunState", words=self.state.words, round=round))
@@ -268,10 +274,10 @@ class Fold:
             leader = self.peers.get(PeerId(peer.group)) if peer.group else None
             if peer.state == "training" and self.state.state == "gathering":
                 peer.state, peer.why = "waiting", peer.batch.waits or self.state.why
-            elif peer.state == "training" and peer.streams and (gone := silent(peer, now, AT_WORK_SECONDS)):
-                peer.state, peer.why = "waiting", f"it {gone}"
-            elif peer.state == "training" and leader is not None and (gone := silent_leader(leader, now)):
-                peer.state, peer.why = "waiting", gone
+            elif peer.state == "training" and peer.streams and (silence := silent(peer, now, AT_WORK_SECONDS)):
+                peer.state, peer.why = "waiting", f"it {silence}"
+            elif peer.state == "training" and leader is not None and (silence := silent_leader(leader, now)):
+                peer.state, peer.why = "waiting", silence
 
     def _judge(self, entry: Round) -> None:
         """Let a round say who was late for it, of the peers that train and were here when it began."""

@@ -44,34 +44,34 @@ def _families(view: View) -> Iterator[Metric]:
         ("compression", "d / k of the run's boundaries", view.compression),
         ("tokens", "Tokens that have been trained on", view.tokens),
         ("tokens_per_second", "Tokens a second of all replicas", view.tokens_per_second),
-        ("up_bytes_per_second", "Bytes a second that all peers send", sum(each.up for each in view.peers)),
-        ("down_bytes_per_second", "Bytes a second that all peers receive", sum(each.down for each in view.peers)),
-        ("credit_tokens", "Tokens of work that receipts show", sum(each.credit for each in view.peers)),
-        ("relayed_peers", "Peers that are reached through a relay", sum(each.relayed for each in view.peers)),
+        ("up_bytes_per_second", "Bytes a second that all peers send", sum(peer.up for peer in view.peers)),
+        ("down_bytes_per_second", "Bytes a second that all peers receive", sum(peer.down for peer in view.peers)),
+        ("credit_tokens", "Tokens of work that receipts show", sum(peer.credit for peer in view.peers)),
+        ("relayed_peers", "Peers that are reached through a relay", sum(peer.relayed for peer in view.peers)),
         ("start_time_seconds", "When the run began, in Unix seconds", view.started),
     ):
         yield GaugeMetricFamily(f"hetpeer_run_{name}", help, value=value)
     state = GaugeMetricFamily("hetpeer_run_state", "1 for the state that the run is in", labels=["state"])
-    for each in get_args(RunState):
-        state.add_metric([each], each == view.state)
+    for peer in get_args(RunState):
+        state.add_metric([peer], peer == view.state)
     yield state
     yield GaugeMetricFamily("hetpeer_run_state_since_seconds", "Since when, in Unix seconds", value=view.state_since)
     yield _peers(view.peers)
     volunteers = GaugeMetricFamily(
         "hetpeer_run_stage_volunteers", "Volunteers of a stage that are here", labels=["stage"]
     )
-    counts = Counter(each.stage for each in view.peers if each.role == "volunteer" and each.state in HERE)
+    counts = Counter(peer.stage for peer in view.peers if peer.role == "volunteer" and peer.state in HERE)
     for stage in range(view.stages):  # also one that nobody serves
         volunteers.add_metric([str(stage)], counts[stage])
     yield volunteers
     groups = GaugeMetricFamily("hetpeer_run_groups", "Replicas of several volunteers", labels=["state"])
-    broken = sum(bool(each.broken) or not all(each.members) for each in view.groups)
+    broken = sum(bool(peer.broken) or not all(peer.members) for peer in view.groups)
     groups.add_metric(["training"], len(view.groups) - broken)
     groups.add_metric(["broken"], broken)
     yield groups
-    if ended := [each for each in view.history if each.ended is not None]:
+    if ended := [peer for peer in view.history if peer.ended is not None]:
         yield from _round(ended[-1])
-    if evaluated := [each for each in view.history if each.loss is not None]:
+    if evaluated := [peer for peer in view.history if peer.loss is not None]:
         losses = GaugeMetricFamily("hetpeer_run_held_out_loss", "Held-out loss in nats per token", labels=["mode"])
         for mode, loss in (("compressed", evaluated[-1].loss), ("plain", evaluated[-1].loss_plain)):
             if loss is not None:

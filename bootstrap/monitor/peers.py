@@ -249,9 +249,12 @@ def group_views(
         if peer.broken and peer.members and not peer.group and peer.state not in AWAY_STATES:
             replica = peer.members[0]
             if PeerId(replica) in peers and replica not in members:
-                known = [(each, peers.get(PeerId(each))) for each in peer.members]
-                left = [each if there and there.group in ("", replica) else "" for each, there in known]
-                members[replica] = [*left, *[""] * stages][:stages]
+                members_known = [(each, peers.get(PeerId(each))) for each in peer.members]
+                seated = [
+                    each if member_peer and member_peer.group in ("", replica) else ""
+                    for each, member_peer in members_known
+                ]
+                members[replica] = [*seated, *[""] * stages][:stages]
                 broken[replica] = peer.broken
     return sorted(
         (
@@ -264,8 +267,8 @@ def group_views(
 
 def stages_short(peers: Iterable[Peer], stages: int) -> str:
     """Say what is lacking for another group where some volunteers can be in none; empty: nothing is."""
-    there = (peer.record for peer in peers if peer.record is not None and peer.state not in AWAY_STATES)
-    counts = Counter(record.stage for record in there if record.role == "volunteer")
+    records = (peer.record for peer in peers if peer.record is not None and peer.state not in AWAY_STATES)
+    counts = Counter(record.stage for record in records if record.role == "volunteer")
     fewest = min(counts[stage] for stage in range(stages))
     short = [stage for stage in range(stages) if counts[stage] == fewest]
     if len(short) == stages:

@@ -88,8 +88,8 @@ class Round:
 
     def view(self) -> RoundView:
         """Return the round as people see it."""
-        found = resolved(self.claims)
-        who, (loss, plain) = found if found else ("", (None, None))
+        losses = resolved(self.claims)
+        who, (loss, plain) = losses if losses else ("", (None, None))
         return RoundView(
             round=self.round,
             began=self.began,
@@ -110,16 +110,16 @@ class Round:
 def recalled(kept: RoundView) -> Round:
     """A round that has ended, as it was kept."""
     ended = kept.ended if kept.ended is not None else kept.began
-    made = Round(kept.round, kept.began, ended, judged=True)
-    made.contributed = {PeerId(peer): (steps, ended) for peer, steps in kept.contributions.items()}
+    round = Round(kept.round, kept.began, ended, judged=True)
+    round.contributed = {PeerId(peer): (steps, ended) for peer, steps in kept.contributions.items()}
     if kept.loss is not None and kept.loss_plain is not None:
-        made.claims = {PeerId(kept.evaluated_by): (kept.loss, kept.loss_plain)}
-    made.tokens = {PeerId(""): kept.tokens}
-    made.late = {PeerId(peer): why for peer, why in kept.late.items()}
-    made.left = {PeerId(peer): why for peer, why in kept.left.items()}
-    made.pipeline_bytes, made.outer_bytes = kept.pipeline_bytes, kept.outer_bytes
-    made.uncompressed_bytes = kept.uncompressed_bytes
-    return made
+        round.claims = {PeerId(kept.evaluated_by): (kept.loss, kept.loss_plain)}
+    round.tokens = {PeerId(""): kept.tokens}
+    round.late = {PeerId(peer): why for peer, why in kept.late.items()}
+    round.left = {PeerId(peer): why for peer, why in kept.left.items()}
+    round.pipeline_bytes, round.outer_bytes = kept.pipeline_bytes, kept.outer_bytes
+    round.uncompressed_bytes = kept.uncompressed_bytes
+    return round
 
 
 @cache

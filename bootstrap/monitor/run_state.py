@@ -49,19 +49,19 @@ HOLDING: dict[LastState, str] = {
 
 def missing_peers(manifest: Manifest, peers: Iterable[Peer]) -> str:
     """Say which peers are missing for all replicas of the run, and how many there are of how many; empty: none."""
-    here: Counter[tuple[str, int]] = Counter(
-        (each.record.role, each.record.stage if each.record.role == "volunteer" else 0)
-        for each in peers
-        if each.record is not None and each.state not in AWAY_STATES
+    present: Counter[tuple[str, int]] = Counter(
+        (peer.record.role, peer.record.stage if peer.record.role == "volunteer" else 0)
+        for peer in peers
+        if peer.record is not None and peer.state not in AWAY_STATES
     )
     replicas, words = manifest.replicas, []
     places = [("datacenter", 0, "", replicas.datacenters)]
     places += [("volunteer", stage, f" of stage {stage}", replicas.groups) for stage in range(replicas.stages)]
     for role, stage, where, needed in places:
-        there = here[role, stage]
-        if there < needed:
-            several = "s" if needed - there > 1 else ""
-            words.append(f"{needed - there} {role}{several}{where} ({there} of {needed})")
+        count = present[role, stage]
+        if count < needed:
+            several = "s" if needed - count > 1 else ""
+            words.append(f"{needed - count} {role}{several}{where} ({count} of {needed})")
     return ", ".join(words)
 
 
@@ -110,8 +110,8 @@ def run_state(
     holds any more."""
     if over:
         return _since(before, "finished", HOLDING[last_state], now)
-    begun = any(any(each.stepped.values()) or each.contributed or each.ended is not None for each in rounds)
-    if before.state == "gathering" and not begun:
+    has_begun = any(any(entry.stepped.values()) or entry.contributed or entry.ended is not None for entry in rounds)
+    if before.state == "gathering" and not has_begun:
         return Found("gathering", waits_for(manifest, peers) or "waits for the first inner step", before.since)
     if lost is not None and now - lost >= BROKEN_SECONDS:
         return _since(before, "stalled", lost_state(manifest, peers), lost)
@@ -119,7 +119,7 @@ def run_state(
         want = waits_for(manifest, peers) or "its volunteers have formed no group"
         why = f"no replica is complete: {want}" if lost is None else lost_state(manifest, peers)
         return _since(before, "stalled", why, alone)
-    usual, ends = usual_seconds(rounds), [each.ended for each in rounds if each.ended is not None]
+    usual, ends = usual_seconds(rounds), [entry.ended for entry in rounds if entry.ended is not None]
     if usual is not None and now - ends[-1] >= max(STALLED_TIMES * usual, STALLED_SECONDS):
         want = waits_for(manifest, peers)
         words = f"no round has ended for {STALLED_TIMES} times the usual {usual:.0f} s"

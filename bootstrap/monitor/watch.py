@@ -83,12 +83,14 @@ class Monitor:
         fold = Fold(manifest, run_id, unix_time())
         if folder is not None:
             with suppress(OSError, ValidationError):
-                kept = KeptMonitor.model_validate_json((folder / MONITOR_FILE).read_bytes())
-                if kept.run_id == run_id:
-                    fold.recall(kept.started, kept.tokens, kept.history, kept.log)
-                    fold.over = kept.over
-                    fold.state = Found(kept.state, kept.state_why, kept.state_since or kept.started)
-                    fold.firsts = {PeerId(peer): first for peer, first in [*kept.firsts.items()][:MOST_PEERS]}
+                kept_monitor = KeptMonitor.model_validate_json((folder / MONITOR_FILE).read_bytes())
+                if kept_monitor.run_id == run_id:
+                    fold.recall(kept_monitor.started, kept_monitor.tokens, kept_monitor.history, kept_monitor.log)
+                    fold.over = kept_monitor.over
+                    fold.state = Found(
+                        kept_monitor.state, kept_monitor.state_why, kept_monitor.state_since or kept_monitor.started
+                    )
+                    fold.firsts = {PeerId(peer): first for peer, first in [*kept_monitor.firsts.items()][:MOST_PEERS]}
         return Monitor(fold, folder)
 
     def view(self) -> View:
@@ -154,8 +156,8 @@ class Monitor:
         if wait := self.batches.wait_seconds(peer, now):
             raise RefusedError(f"too much is told at once: try again in {math.ceil(wait)} s")
         self.fold.hear(peer, unpack_report(data), now)
-        known = self.fold.peers.get(peer)
-        if known is not None and (known.record is None or known.done > known.record.round):
+        peer_known = self.fold.peers.get(peer)
+        if peer_known is not None and (peer_known.record is None or peer_known.done > peer_known.record.round):
             self._outdated.set()
         self._ring()
 
@@ -169,8 +171,8 @@ class Monitor:
         """See who has gone, and write down what is known, for as long as the node runs; and write at its end."""
         try:
             while True:
-                due = monotonic() + MONITOR_SAVE_SECONDS
-                while not self._urgent.is_set() and monotonic() < due:
+                due_at = monotonic() + MONITOR_SAVE_SECONDS
+                while not self._urgent.is_set() and monotonic() < due_at:
                     await _until(self._urgent, RUN_POLL_SECONDS)
                     self._look()
                 self._urgent.clear()

@@ -100,8 +100,8 @@ def invitations(directory: NodeFolderOption = None, json: RowsOption = False) ->
     def work(folder: Path) -> None:
         found, now = read_invitations(folder), unix_time()
         closed = "This run is closed: joining takes an invitation."
-        said = closed if is_closed(folder) else "This run is open: joining takes no invitation."
-        print_table(shown, invitation_rows(found, now), Group(invitations_table(found, now), Text(f"\n{said}")))
+        headline = closed if is_closed(folder) else "This run is open: joining takes no invitation."
+        print_table(shown, invitation_rows(found, now), Group(invitations_table(found, now), Text(f"\n{headline}")))
 
     sys.exit(_in_folder(directory, shown, work))
 
@@ -152,8 +152,8 @@ def peers(directory: NodeFolderOption = None, json: RowsOption = False) -> None:
         descriptor = parse_descriptor((folder / DESCRIPTOR).read_bytes(), ticket.run_id)
 
         async def read(stop: asyncio.Event) -> None:
-            here = [peer for peer in await read_peers(ticket, descriptor) if not peer.gone]
-            print_table(shown, peer_rows(here), records_table(here))
+            present = [peer for peer in await read_peers(ticket, descriptor) if not peer.gone]
+            print_table(shown, peer_rows(present), records_table(present))
 
         return run_command(read, shown)
 
@@ -206,9 +206,9 @@ def revoke(
 
     def work() -> int:
         folder = operators_folder(directory)
-        found = find_ticket(ticket, folder) if ticket else operators_ticket(folder)
-        operator = Operator.of(folder, found.run_id)
-        return run_command(lambda stop: spread(peer, from_round, operator, found, shown), shown)
+        found_ticket = find_ticket(ticket, folder) if ticket else operators_ticket(folder)
+        operator = Operator.of(folder, found_ticket.run_id)
+        return run_command(lambda stop: spread(peer, from_round, operator, found_ticket, shown), shown)
 
     sys.exit(exit_code_of(shown.emit, work))
 
@@ -292,16 +292,16 @@ async def spread(given: str, start: int | None, operator: Operator, ticket: "Tic
     from protocol.outer.ledger import Revocation
 
     try:
-        here = await read_peers(ticket, operator.descriptor)
+        present = await read_peers(ticket, operator.descriptor)
     except UnreachableError as error:
         terminal.emit(Progress(str(error)))
-        here = ()
+        present = ()
     logged = (PeerId(entry.peer) for entry in audit_log.last(operator.folder, ENTRIES_SEARCHED) if entry.peer)
-    peer = one_peer(given, [each.peer_id for each in here], logged)
+    peer = one_peer(given, [record.peer_id for record in present], logged)
     revocation, signed = None, b""
     # Where nobody tells which round it is, there is none: one that says it was issued too early would reach into rounds
     # that are closed, and split the run (`protocol.outer.ledger`).
-    if finished := [each.round for each in here if each.peer_id != peer]:
+    if finished := [record.round for record in present if record.peer_id != peer]:
         issued = median_low(finished) + 1
         revocation = Revocation(peer, start or issued, issued)
         signed = operator.sign(revocation)
@@ -310,8 +310,8 @@ async def spread(given: str, start: int | None, operator: Operator, ticket: "Tic
     operator_lists.add_revoked(operator.folder, RevokedPeer(peer=peer, start=first, at=now, signed=signed))
     since = f"from round {first} on" if first else ""
     audit_log.append_entry(operator.folder, AuditEntry(what="revoked", at=now, peer=peer, reason=since))
-    reached = await _tell(operator, here, signed) if signed else 0
-    terminal.emit(Progress(_outcome(peer, revocation, operator.window, reached, len(here))))
+    reached = await _tell(operator, present, signed) if signed else 0
+    terminal.emit(Progress(_outcome(peer, revocation, operator.window, reached, len(present))))
 
 
 async def _tell(operator: Operator, here: "Peers", signed: bytes) -> int:
@@ -339,16 +339,18 @@ def one_peer(given: str, here: Iterable["PeerId"], logged: Iterable["PeerId"] = 
 
     if re.fullmatch(PEER_ID, given):
         return PeerId(given)
-    found: set[PeerId] = set()
-    for known in (sorted(set(here)), sorted(set(logged))):
-        found = {each for each in known if given and each.endswith(given) and re.fullmatch(PEER_ID, each)}
-        if found:
+    matches: set[PeerId] = set()
+    for pool in (sorted(set(here)), sorted(set(logged))):
+        matches = {
+            candidate for candidate in pool if given and candidate.endswith(given) and re.fullmatch(PEER_ID, candidate)
+        }
+        if matches:
             break
-    if len(found) != 1:
-        which = "no peer" if not found else f"{len(found)} peers"
-        there = ", ".join(sorted(found or set(here))) or "none that could be found; give the whole id"
-        raise UserError(f"{which} of the run ends with {given!r}; there are {there}")
-    return found.pop()
+    if len(matches) != 1:
+        which = "no peer" if not matches else f"{len(matches)} peers"
+        choices = ", ".join(sorted(matches or set(here))) or "none that could be found; give the whole id"
+        raise UserError(f"{which} of the run ends with {given!r}; there are {choices}")
+    return matches.pop()
 
 
 def _outcome(peer: "PeerId", revocation: "Revocation | None", window: "Window", reached: int, known: int) -> str:
@@ -360,7 +362,7 @@ def _outcome(peer: "PeerId", revocation: "Revocation | None", window: "Window", 
         )
     first = revocation.effective(window)
     closed = f"; rounds before {first} are closed and stay as they are" if first > revocation.start else ""
-    told = f"{reached} of {known} peers know; they tell the others"
+    outcome = f"{reached} of {known} peers know; they tell the others"
     if not reached:
-        told = f"None of {known} peers could be told: give this command again when one can be reached"
-    return f"peer {peer[-8:]} is taken out from round {first} on{closed}. It gets no new certificate. {told}"
+        outcome = f"None of {known} peers could be told: give this command again when one can be reached"
+    return f"peer {peer[-8:]} is taken out from round {first} on{closed}. It gets no new certificate. {outcome}"

@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     from protocol.trust.ticket import Ticket
 
 FIRST_USES, FIRST_SECONDS = 100, 30 * 86400
-"""The uses and the duration of the invitation in the ticket that a closed run begins with; `hetpeer admin invite` makes
-others."""
+"""The uses and the duration of the invitation in the first ticket of a closed run."""
 
 NOT_HELD = "WARNING: after the last round this node will not hold the model"
 HOLD_ELSEWHERE = (
@@ -167,7 +166,7 @@ def serve_run(options: BootstrapOptions, terminal: "Terminal") -> int:
     import asyncio
 
     from bootstrap.admission import operator_lists
-    from bootstrap.dashboard.server import listen_for_dashboard, serve_dashboard
+    from bootstrap.dashboard.server import dashboard_port, serve_dashboard
     from bootstrap.genesis import create_run
     from bootstrap.monitor.metrics import render
     from bootstrap.monitor.watch import Monitor
@@ -200,11 +199,8 @@ def serve_run(options: BootstrapOptions, terminal: "Terminal") -> int:
             if options.dry_run:
                 return dry_run(manifest, terminal)
             name = f"bootstrap-{manifest.run.name}"
-        page = (
-            listen_for_dashboard(options.dashboard, next(iter(where.announced), None))
-            if options.dashboard
-            else nullcontext()
-        )
+        host = next(iter(where.announced), None)
+        page = dashboard_port(options.dashboard, host) if options.dashboard else nullcontext()
         with locked(options.directory or home() / name) as folder, page as dashboard:
             if ticket is None:
                 descriptor = create_run(
@@ -285,10 +281,10 @@ async def tell_state(monitor: "Monitor", emit: "Listener", up: "asyncio.Future[T
     from protocol.net.tasks import first_of
 
     await first_of(asyncio.wait((up,)), stop.wait())
-    said = ""
+    last_words = ""
     while not stop.is_set():
-        if (words := monitor.run_state.words) != said:
-            said = words
+        if (words := monitor.run_state.words) != last_words:
+            last_words = words
             emit(Progress(words))
         await first_of(monitor.until_changed(STATE_LOOK_SECONDS), stop.wait())
 
@@ -355,7 +351,7 @@ async def _become_gateway(
     identity = load_or_create(folder)
     try:
         descriptor = await admission.fetch_descriptor(ticket)
-        place = await admission.register(ticket, descriptor, identity, "gateway", None)
+        admitted = await admission.register(ticket, descriptor, identity, "gateway", None)
     except UnreachableError as error:
         credentials = kept_credentials(folder, ticket, identity)
         if credentials is None or credentials.ends < unix_time():
@@ -367,16 +363,16 @@ async def _become_gateway(
         terminal.emit(Progress(f"fetching {file.name}", received, file.size))
 
     names = [file.name for file in descriptor.files]
-    await admission.fetch_files(place, descriptor, names, folder, progress)
+    await admission.fetch_files(admitted, descriptor, names, folder, progress)
     write_atomically(folder / DESCRIPTOR, descriptor.canonical())
-    write_membership(folder, place.signed_card, place.credentials, place.mirrors, place.node)
+    write_membership(folder, admitted.signed_card, admitted.credentials, admitted.mirrors, admitted.node)
     if data is not None:
         require_same(descriptor, data)
         note_prepared_text(folder, data)
-    if place.closed:
+    if admitted.closed:
         operator_lists.set_closed(folder, True)
-    operator_lists.require_trials(folder, place.trials)
-    return descriptor, ServingRights(place.credentials, life, place.signed_card, ticket)
+    operator_lists.require_trials(folder, admitted.trials)
+    return descriptor, ServingRights(admitted.credentials, life, admitted.signed_card, ticket)
 
 
 def is_muon_alone(manifest: "Manifest") -> bool:

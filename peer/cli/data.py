@@ -220,11 +220,11 @@ def _verify_folder(folder: Path, terminal: "Terminal") -> int:
     for shard in (*manifest.shards, manifest.held_out):
         terminal.emit(Progress(f"checking {shard.name}"))
         path = folder / shard.name
-        found = measure(path, manifest.token_dtype, manifest.header_bytes, manifest.block_tokens)
-        if found.shard.tokens != shard.tokens:
-            raise FormatError(f"{path} has {found.shard.tokens:,} tokens, where {shard.tokens:,} were prepared")
-        digests += found.digests
-        wrong = wrong or ("" if found.shard == shard else f"{path} has another SHA-256 than was prepared")
+        measured = measure(path, manifest.token_dtype, manifest.header_bytes, manifest.block_tokens)
+        if measured.shard.tokens != shard.tokens:
+            raise FormatError(f"{path} has {measured.shard.tokens:,} tokens, where {shard.tokens:,} were prepared")
+        digests += measured.digests
+        wrong = wrong or ("" if measured.shard == shard else f"{path} has another SHA-256 than was prepared")
     for number in range(dataset.blocks):
         block = dataset.block(number)
         if digests[DIGEST_BYTES * number : DIGEST_BYTES * (number + 1)] != block.sha256:

@@ -102,7 +102,7 @@ def examine(options: DoctorOptions, terminal: "Terminal") -> int:
             if code := run_command(look, terminal):
                 return code
             around = looked[0]
-            findings = [each for each in findings if each.name not in ("clock", "disk")]
+            findings = [finding for finding in findings if finding.name not in ("clock", "disk")]
             findings += of_network(around)
         manifest = _manifest(options, around)
         if manifest is not None:
@@ -116,7 +116,7 @@ def examine(options: DoctorOptions, terminal: "Terminal") -> int:
                 terminal=terminal,
             )
         print_table(terminal, map(asdict, findings), findings_table(findings, manifest))
-        return NOT_TO_JOIN if gravest([each.outcome for each in findings]) == "failure" else 0
+        return NOT_TO_JOIN if gravest([finding.outcome for finding in findings]) == "failure" else 0
 
     return exit_code_of(terminal.emit, work)
 
@@ -194,19 +194,19 @@ async def look_around(ticket: "Ticket", wish: "Wish", terminal: "Terminal") -> A
     with tempfile.TemporaryDirectory(prefix="hetpeer-doctor-") as temporary:
         identity = load_or_create(Path(temporary))
         try:
-            found = await reach.find_reach(wish, ticket, identity, Path(temporary))
+            own_reach = await reach.find_reach(wish, ticket, identity, Path(temporary))
         except HetpeerError as error:
             host = admission.address_towards(ticket.operator)
-            found = Reach(host, 0, (host, None), doubt=str(error))
+            own_reach = Reach(host, 0, (host, None), doubt=str(error))
     terminal.emit(Progress("looking for who is in the run"))
     try:
-        peers = [each for each in await read_peers(ticket, descriptor) if not each.gone]
+        peers = [record for record in await read_peers(ticket, descriptor) if not record.gone]
     except HetpeerError as error:
-        return Around(ways, descriptor, found, unknown=str(error))
-    public = [each for each in peers if not each.via]  # others are reached by relays
-    asked = random.sample(public, min(PEERS_ASKED, len(public)))
-    shaken = await shake_hands([each.address for each in asked])
-    return Around(ways, descriptor, found, tuple(peers), shaken)
+        return Around(ways, descriptor, own_reach, unknown=str(error))
+    public = [record for record in peers if not record.via]  # others are reached by relays
+    sample = random.sample(public, min(PEERS_ASKED, len(public)))
+    shaken = await shake_hands([record.address for record in sample])
+    return Around(ways, descriptor, own_reach, tuple(peers), shaken)
 
 
 def of_network(around: Around) -> list["Finding"]:
@@ -284,11 +284,11 @@ def findings_table(findings: Sequence["Finding"], manifest: "Manifest | None") -
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for each in findings:
-        found = Text(printable(each.value))
-        if each.advice:
-            found.append(f"\n→ {printable(each.advice)}", style="bold")
-        table.add_row(Text(each.name), Text(each.outcome, style=FINDING_COLOURS[each.outcome]), found)
+    for finding in findings:
+        value = Text(printable(finding.value))
+        if finding.advice:
+            value.append(f"\n→ {printable(finding.advice)}", style="bold")
+        table.add_row(Text(finding.name), Text(finding.outcome, style=FINDING_COLOURS[finding.outcome]), value)
     if manifest is None:
         return table
     replicas = manifest.replicas

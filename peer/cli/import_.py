@@ -45,15 +45,15 @@ def import_(
     def work() -> int:
         if out.exists() and not force:
             raise UserError(f"{out} is there already: name another file, or replace it with --force")
-        found = open_checkpoint(checkpoint.expanduser().resolve())
-        read_tokenizer(found.tokenizer, found.model.vocabulary)
-        has_basis = found.basis() is not None
-        _check_values(found, shown)
-        text = run_toml(found)
+        folder = open_checkpoint(checkpoint.expanduser().resolve())
+        read_tokenizer(folder.tokenizer, folder.model.vocabulary)
+        has_basis = folder.basis() is not None
+        _check_values(folder, shown)
+        text = run_toml(folder)
         manifests.check_manifest(tomllib.loads(text), str(out))
         write_atomically(out, text.encode())
-        shown.emit(Progress(f"a run can begin from every tensor of {found.folder}"))
-        _tell(found, has_basis, out, shown)
+        shown.emit(Progress(f"a run can begin from every tensor of {folder.folder}"))
+        _tell(folder, has_basis, out, shown)
         return 0
 
     sys.exit(exit_code_of(shown.emit, work))

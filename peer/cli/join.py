@@ -73,9 +73,11 @@ def serve(role: "Role", options: ServingOptions) -> int:
     def work() -> int:
         ticket = find_ticket(options.ticket, *filter(None, (options.directory, home())))
         any_stage = options.stage == ANY_STAGE
-        place = role if options.stage is None or any_stage else f"stage-{options.stage}"
-        folders = [options.directory] if options.directory else own_folders(ticket, place)
-        wished = {each.name: getattr(options, each.name) for each in fields(options) if each.name not in COMMANDS_OWN}
+        role_name = role if options.stage is None or any_stage else f"stage-{options.stage}"
+        folders = [options.directory] if options.directory else own_folders(ticket, role_name)
+        wished = {
+            option.name: getattr(options, option.name) for option in fields(options) if option.name not in COMMANDS_OWN
+        }
         wished |= {"threads": options.threads or cores(), "any_stage": any_stage}
         wished["stage"] = None if any_stage else options.stage
         settings = PeerSettings(ticket=ticket, role=role, directory=folders[0], **wished)
@@ -224,7 +226,7 @@ def _peers_here(ticket: str | None, directory: Path | None, is_meant: Callable[[
     from protocol.trust.ticket import find_ticket
 
     folders = [directory] if directory else peer_folders(find_ticket(ticket, Path()).run_id if ticket else None)
-    if meant := [each for each in folders if is_meant(each)]:
+    if meant := [folder for folder in folders if is_meant(folder)]:
         return meant
     where = f"in {directory}" if directory else "here that was started without --dir"
     raise ResourceError(f"no peer runs {where}: name the folder of the one you mean with --dir")

@@ -87,8 +87,8 @@ def export_model(options: ExportOptions, terminal: "Terminal") -> int:
         torch.set_num_threads(options.threads or cores())
         out = options.out.expanduser().resolve()
         require_room(out, options.force)
-        folders = [os.path.expanduser(each) for each in options.source]
-        missing = next((each for each in folders if not os.path.isdir(each)), None)  # Path refuses so long a ticket
+        folders = [os.path.expanduser(path) for path in options.source]
+        missing = next((path for path in folders if not os.path.isdir(path)), None)  # Path refuses so long a ticket
         if missing is None:
             return _export(options, [*map(Path, folders)], out, terminal)
         if len(options.source) > 1:
@@ -209,8 +209,8 @@ def _table(collected: "Collected", losses: "HeldOutLosses | None", written: "Exp
         loss = f"{losses.plain:.4f} nats per token; through the boundaries {losses.through:.4f}"
         rows.append(("held-out loss", loss))
     rows.append(("try it", f'hetpeer sample {written.folder} "The"'))
-    for each in rows:
-        table.add_row(*each)
+    for row in rows:
+        table.add_row(*row)
     return table
 
 
@@ -265,20 +265,20 @@ def sample(options: SampleOptions) -> None:
         if len(prompt) >= model.sizes.context:
             raise UserError(f"the prompt has {len(prompt)} tokens, and the model reads {model.sizes.context} at most")
         seed = random.getrandbits(32) if options.seed is None else options.seed
-        written, seen = [], 0
+        written, printed = [], 0
         _show(options.prompt, shown)
         for token in generate(model, prompt, options.tokens, sampling, seed):
             written.append(token)
             text = _text(tokenizer, prompt, written)
             whole = text.rstrip(UNFINISHED)
-            _show(whole[seen:], shown)
-            seen = max(seen, len(whole))
+            _show(whole[printed:], shown)
+            printed = max(printed, len(whole))
         text = _text(tokenizer, prompt, written)
-        _show(text[seen:] + "\n", shown)
+        _show(text[printed:] + "\n", shown)
         if shown.json:
             stopped = _stopped(written, options.tokens, model.sizes)
-            found = {"prompt": options.prompt, "text": text, "tokens": written, "seed": seed, "stopped": stopped}
-            print(json.dumps(found), flush=True)
+            result = {"prompt": options.prompt, "text": text, "tokens": written, "seed": seed, "stopped": stopped}
+            print(json.dumps(result), flush=True)
         return 0
 
     sys.exit(exit_code_of(shown.emit, work))

@@ -241,9 +241,14 @@ def why_not_held(descriptor: Descriptor, folder: Path) -> str:
     if needed > free:
         return f"not enough memory for the whole model: it takes about {size(needed)}, {size(free)} are free"
     names = [name for name in files_needed(descriptor, None) if name not in (TRAIN, HELD_OUT)]
-    own = folder / OBSERVER_FOLDER
+    observer_folder = folder / OBSERVER_FOLDER
     try:
-        require_space(space_in(own, descriptor, names, None, False, None), own, "the whole model", limited=False)
+        require_space(
+            space_in(observer_folder, descriptor, names, None, False, None),
+            observer_folder,
+            "the whole model",
+            limited=False,
+        )
     except ResourceError as error:
         return str(error)
     return ""

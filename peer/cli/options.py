@@ -278,13 +278,13 @@ def takes(
     left_out = without.split()
     parameters = [
         inspect.Parameter(
-            each.name,
+            option.name,
             inspect.Parameter.KEYWORD_ONLY,
-            default=defaults.get(each.name, inspect.Parameter.empty if each.default is MISSING else each.default),
-            annotation=each.type,
+            default=defaults.get(option.name, inspect.Parameter.empty if option.default is MISSING else option.default),
+            annotation=option.type,
         )
-        for each in fields(kind)  # type: ignore[arg-type]
-        if each.name not in left_out
+        for option in fields(kind)  # type: ignore[arg-type]
+        if option.name not in left_out
     ]
 
     def decorate(command: Callable[[Options], None]) -> Callable[..., None]:
@@ -293,7 +293,7 @@ def takes(
             command(kind(**given))
 
         called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # Typer reads both
-        called.__annotations__ = {each.name: each.annotation for each in parameters}
+        called.__annotations__ = {option.name: option.annotation for option in parameters}
         return called
 
     return decorate
@@ -328,9 +328,9 @@ def terminal(json: bool = False, until_stdin_closes: bool = False, log_json: boo
         from peer.telemetry.terminal import PeerScreen
 
         first = PeerScreen(status, plain_errors=not log_json)
-    made = Terminal(first, json, until_stdin_closes, status)
+    screen = Terminal(first, json, until_stdin_closes, status)
     if log_json:
         from peer.telemetry.journal import LogLines
 
-        made.emit.listeners.append(LogLines(status))
-    return made
+        screen.emit.listeners.append(LogLines(status))
+    return screen

@@ -100,9 +100,9 @@ def show_plan(options: PlanOptions, terminal: "Terminal") -> int:
         }
         stages = stages_of(manifest)
         rows = [
-            {"compression": compression, **asdict(each), "step_utilization": each.step.utilization}
+            {"compression": compression, **asdict(estimate), "step_utilization": estimate.step.utilization}
             | {"stages": [asdict(stage) for stage in stages]}
-            for compression, each in planned.items()
+            for compression, estimate in planned.items()
         ]
         print_table(terminal, rows, plan_tables(manifest, on, planned, overlap, stages))
         return 0
@@ -165,7 +165,7 @@ def plan_tables(
     from protocol.layout import parameter_count
     from protocol.wording import lasting, millions, size
 
-    inner, replicas, own = manifest.inner, manifest.replicas, compression_of(manifest, on)
+    inner, replicas, own_compression = manifest.inner, manifest.replicas, compression_of(manifest, on)
     lines = (
         f"{millions(parameter_count(manifest), 0)} parameters in {replicas.stages} stages, {replicas.total} replicas, "
         f"H = {inner.steps}, {inner.microbatches} microbatches of {inner.microbatch * manifest.model.context:,} tokens",
@@ -186,21 +186,23 @@ def plan_tables(
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("d / k", "frame", "passes", "link", "step", "exchange", "round", "used", "limit"):
         table.add_column(name, justify="left" if name == "limit" else "right", no_wrap=True)
-    for compression, each in planned.items():
-        step = each.step
+    for compression, estimate in planned.items():
+        step = estimate.step
         frame = work_of(manifest, compression).backward_bytes
         table.add_row(
-            f"{'→ ' if compression == own else ''}{compression}",
+            f"{'→ ' if compression == own_compression else ''}{compression}",
             size(frame),
             lasting(step.passes, exact=True),
             lasting(step.carry, exact=True),
             lasting(step.seconds, exact=True),
-            lasting(each.exchange, exact=True),
-            lasting(each.seconds, exact=True),
-            f"{each.used:.1%}",
-            each.limit,
+            lasting(estimate.exchange, exact=True),
+            lasting(estimate.seconds, exact=True),
+            f"{estimate.used:.1%}",
+            estimate.limit,
         )
-    return Group(*map(Text, lines), "", cut, "", table, "", Text(advice(manifest, on, planned[own], overlap)))
+    return Group(
+        *map(Text, lines), "", cut, "", table, "", Text(advice(manifest, on, planned[own_compression], overlap))
+    )
 
 
 def advice(manifest: "Manifest", on: "Volunteer", here: "RoundEstimate", overlap: bool) -> str:
@@ -209,19 +211,26 @@ def advice(manifest: "Manifest", on: "Volunteer", here: "RoundEstimate", overlap
     from protocol.wording import size
 
     compression = compression_of(manifest, on)
-    best = best_compression(manifest, on, [each for each in COMPRESSIONS_TRIED if manifest.model.d % each == 0], HIDDEN)
+    best = best_compression(
+        manifest,
+        on,
+        [compression_tried for compression_tried in COMPRESSIONS_TRIED if manifest.model.d % compression_tried == 0],
+        HIDDEN,
+    )
     moved = f"A round moves {size(here.up_bytes)} up and {size(here.down_bytes)} down"
-    said = f"{moved}, and uses {here.used:.1%} of the device; what it waits for is {LIMIT_SENTENCES[here.limit]}."
+    sentence = f"{moved}, and uses {here.used:.1%} of the device; what it waits for is {LIMIT_SENTENCES[here.limit]}."
     steps, shorter = best_overlap(work_of(manifest, compression), on, overlap)
     if steps > manifest.inner.overlap and shorter >= WORTH_SAYING:
-        said += f" `overlap = {steps}` in [inner] would take {shorter:.0%} off a round, and costs a little of the loss."
+        sentence += (
+            f" `overlap = {steps}` in [inner] would take {shorter:.0%} off a round, and costs a little of the loss."
+        )
     if best is None:
-        return f"{said} No k hides the links here: fewer, larger steps or a quicker link would."
+        return f"{sentence} No k hides the links here: fewer, larger steps or a quicker link would."
     if best > compression:
-        return f"{said} k = d/{best} would hide the links within a step."
+        return f"{sentence} k = d/{best} would hide the links within a step."
     if here.exchange > 0.02 * here.seconds and not overlap:
-        return f"{said} `overlap = true` in [outer] would hide the exchange, too."
-    return said
+        return f"{sentence} `overlap = true` in [outer] would hide the exchange, too."
+    return sentence
 
 
 # A dry run
@@ -250,7 +259,7 @@ def seats(manifest: "Manifest") -> list[Participant]:
     from protocol.layout import elements, model_layout, parameter_count
 
     model, replicas, layout = manifest.model, manifest.replicas, model_layout(manifest)
-    found = [
+    participants = [
         Participant(
             f"stage {stage}",
             len(manifest.cut[stage]),
@@ -264,8 +273,10 @@ def seats(manifest: "Manifest") -> list[Participant]:
     if replicas.datacenters:
         contribution = sum(int(work_of(manifest, stage=stage).contribution) for stage in range(replicas.stages))
         memory = memories(manifest, Duty("datacenter"))
-        found.append(Participant("datacenter", model.layers, parameter_count(manifest), *memory, 0, contribution))
-    return found
+        participants.append(
+            Participant("datacenter", model.layers, parameter_count(manifest), *memory, 0, contribution)
+        )
+    return participants
 
 
 def dry_run(manifest: "Manifest", terminal: "Terminal") -> int:
@@ -306,18 +317,18 @@ def _drawn(manifest: "Manifest", found: list[Participant]) -> "RenderableType":
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("who", "layers", "parameters", "memory", "recomputed", "frame", "contribution"):
         table.add_column(name, justify="left" if name == "who" else "right", no_wrap=True)
-    for each in found:
+    for row in found:
         table.add_row(
-            each.who,
-            str(each.layers),
-            millions(each.parameters),
-            size(each.memory_bytes),
-            size(each.least_memory_bytes),
-            size(each.frame_bytes) if each.frame_bytes else "–",
-            size(each.contribution_bytes),
+            row.who,
+            str(row.layers),
+            millions(row.parameters),
+            size(row.memory_bytes),
+            size(row.least_memory_bytes),
+            size(row.frame_bytes) if row.frame_bytes else "–",
+            size(row.contribution_bytes),
         )
     last = (
         "Memory is an upper estimate; recomputed: with --memory recompute. "
         "Nothing was made; without --dry-run the run is created and served."
     )
-    return Group(*(Text(each, no_wrap=True) for each in lines), "", table, "", Text(last, no_wrap=True))
+    return Group(*(Text(row, no_wrap=True) for row in lines), "", table, "", Text(last, no_wrap=True))

@@ -84,11 +84,11 @@ async def decide(to_round: int | None, operator: Operator, ticket: "Ticket", ter
     except UnreachableError as error:
         terminal.emit(Progress(str(error)))
         peers = ()
-    here = tuple(peer for peer in peers if not peer.gone)
-    known = [record for record, _ in holders.newest.values()]
-    lost = lost_round(known, here)
+    present = tuple(peer for peer in peers if not peer.gone)
+    newest_records = [record for record, _ in holders.newest.values()]
+    lost = lost_round(newest_records, present)
     stages = operator.descriptor.manifest.replicas.stages
-    for line in inventory(stages, {key: record.round for key, (record, _) in holders.newest.items()}, here):
+    for line in inventory(stages, {key: record.round for key, (record, _) in holders.newest.items()}, present):
         terminal.emit(Progress(line))
     if to_round is None:
         return
@@ -120,10 +120,11 @@ def inventory(stages: int, held: Mapping[int, int], here: "Peers") -> Sequence[s
     for stage in range(stages):
         holders = [peer for peer in here if peer.role != "volunteer" or peer.stage == stage]
         newest = max(holders, key=lambda peer: peer.round, default=None)
-        heard = f"peer {newest.peer_id[-8:]}, heard of within a minute, has round {newest.round}" if newest else ""
-        known = max(held.get(stage, 0), held.get(-1, 0), newest.round if newest else 0)
+        last_seen = f"peer {newest.peer_id[-8:]}, heard of within a minute, has round {newest.round}" if newest else ""
+        newest_round = max(held.get(stage, 0), held.get(-1, 0), newest.round if newest else 0)
         lines.append(
-            f"stage {stage}: the newest known state is of round {known}; {heard or 'nobody who is here has one'}"
+            f"stage {stage}: the newest known state is of round {newest_round}; "
+            f"{last_seen or 'nobody who is here has one'}"
         )
     lines += [
         f"peer {peer.peer_id[-8:]} awaits a state, and says that the run has finished round {peer.awaits}"

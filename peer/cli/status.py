@@ -59,8 +59,8 @@ def status(
     shown = terminal(json)
 
     def work() -> int:
-        found = find_ticket(ticket, home())
-        return run_command(lambda stop: _show(found, watch, shown, stop), shown)
+        found_ticket = find_ticket(ticket, home())
+        return run_command(lambda stop: _show(found_ticket, watch, shown, stop), shown)
 
     sys.exit(exit_code_of(shown.emit, work))
 
@@ -134,15 +134,28 @@ def run_tables(view: "View", trouble: str = "") -> "RenderableType":
     if view.state_why:
         since = time.strftime("%H:%M:%S", time.localtime(max(0.0, min(view.state_since, view.now))))
         whys.append(f"The run is {view.state} since {since}: {view.state_why}")
-    whys += [f"{each.id[-8:]} is {each.state}: {each.why}" for each in view.peers if each.state in UNUSUAL]
-    whys += [f"The group of {each.replica[-8:]} does not train: {each.broken}" for each in view.groups if each.broken]
-    whys += [f"The group of {each.replica[-8:]} is slow: {each.slow}" for each in view.groups if each.slow]
+    whys += [
+        f"{view_row.id[-8:]} is {view_row.state}: {view_row.why}"
+        for view_row in view.peers
+        if view_row.state in UNUSUAL
+    ]
+    whys += [
+        f"The group of {view_row.replica[-8:]} does not train: {view_row.broken}"
+        for view_row in view.groups
+        if view_row.broken
+    ]
+    whys += [
+        f"The group of {view_row.replica[-8:]} is slow: {view_row.slow}" for view_row in view.groups if view_row.slow
+    ]
     whys += [f"{view.short[0].upper()}{view.short[1:]}"] if view.short else []
     parts += [Text(printable(why), style="yellow") for why in whys]
     if view.history:
         parts += [Text(""), rounds_table(view)]
     if view.log:
-        parts += [Text(""), *(Text(_line(each.at, each.words, each.peer)) for each in view.log[-LINES_SHOWN:])]
+        parts += [
+            Text(""),
+            *(Text(_line(view_row.at, view_row.words, view_row.peer)) for view_row in view.log[-LINES_SHOWN:]),
+        ]
     if trouble:
         parts += [Text(""), Text(printable(trouble), style="yellow")]
     return Group(*parts)
@@ -184,19 +197,19 @@ def rounds_table(view: "View") -> "Table":
     from protocol.wording import printable, size
 
     table = empty_table("round", "took", "loss", "plain", "contributions", "late", "left", "sent", "uncompressed")
-    for each in view.history[-ROUNDS_SHOWN:]:
-        so_far = f"{max(0.0, view.now - each.began):.0f} s so far"
-        took = so_far if each.ended is None else f"{each.ended - each.began:.1f} s"
+    for entry in view.history[-ROUNDS_SHOWN:]:
+        so_far = f"{max(0.0, view.now - entry.began):.0f} s so far"
+        took = so_far if entry.ended is None else f"{entry.ended - entry.began:.1f} s"
         cells = (
-            each.round,
+            entry.round,
             took,
-            "–" if each.loss is None else f"{each.loss:.3f}",
-            "–" if each.loss_plain is None else f"{each.loss_plain:.3f}",
-            len(each.contributions),
-            ", ".join(peer[-8:] for peer in each.late) or "–",
-            ", ".join(peer[-8:] for peer in each.left) or "–",
-            size(each.pipeline_bytes + each.outer_bytes),
-            size(each.uncompressed_bytes),
+            "–" if entry.loss is None else f"{entry.loss:.3f}",
+            "–" if entry.loss_plain is None else f"{entry.loss_plain:.3f}",
+            len(entry.contributions),
+            ", ".join(peer[-8:] for peer in entry.late) or "–",
+            ", ".join(peer[-8:] for peer in entry.left) or "–",
+            size(entry.pipeline_bytes + entry.outer_bytes),
+            size(entry.uncompressed_bytes),
         )
         table.add_row(*(Text(printable(str(cell))) for cell in cells))
     return table

@@ -67,19 +67,19 @@ def explain(what: str, where: str | None, terminal: "Terminal") -> int:
         noted = read_journal(daemon_in(folder))
         happened = happenings(folder, noted)
         if re.fullmatch(ROUND, what):
-            found = [each for each in happened if each.round == int(what)]
-            result = round_verdict(int(what), [each.event for each in noted])
+            found = [line for line in happened if line.round == int(what)]
+            result = round_verdict(int(what), [line.event for line in noted])
         elif re.fullmatch(PEER, what):
-            own = any(isinstance(each.event, Joined) and each.event.peer_id.endswith(what) for each in noted)
-            found = [each for each in happened if own or each.names(what)]
+            is_own = any(isinstance(line.event, Joined) and line.event.peer_id.endswith(what) for line in noted)
+            found = [line for line in happened if is_own or line.names(what)]
         else:
             raise UserError(f"{what!r} is neither a round's number nor a peer's id, of which the last 8 characters do")
         if not found:
             raise UserError(f"nothing is known of {what} in {folder}: {known(happened)}")
         lines = [] if where is not None and Path(where).expanduser() == folder else [f"The log in {folder}:"]
-        lines += [f"{moment(each.at)}  {printable(each.words)}" for each in found]
+        lines += [f"{moment(line.at)}  {printable(line.words)}" for line in found]
         lines += [printable(f"→ {result}.")] if result else []
-        print_table(terminal, (each.row | {"words": each.words} for each in found), "\n".join(lines))
+        print_table(terminal, (line.row | {"words": line.words} for line in found), "\n".join(lines))
         return 0
 
     return exit_code_of(terminal.emit, work)
@@ -115,8 +115,8 @@ def folder_of(where: str | None) -> Path:
     def written(folder: Path) -> float:
         """The time at which the folder's logs were written last, in Unix seconds; 0: it has none."""
         events = daemon_in(folder) / EVENTS_FILE
-        logs = [each for each in (*audit_log_files(folder), events, old_log(events)) if each.exists()]
-        return max((each.stat().st_mtime for each in logs), default=0.0)
+        logs = [log for log in (*audit_log_files(folder), events, old_log(events)) if log.exists()]
+        return max((log.stat().st_mtime for log in logs), default=0.0)
 
     if where is not None and os.path.isdir(os.path.expanduser(where)):  # Path refuses what is as long as a ticket
         folders = [Path(where).expanduser()]

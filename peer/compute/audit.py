@@ -117,9 +117,9 @@ def overlap(one: Contribution, other: Contribution, manifest: Manifest) -> Overl
     for name, shape in part_layout(manifest, one.name.part).items():
         grid = chunk_grid(shape, manifest.outer.chunk_side, manifest.outer.top_k)
         first, second = one.tensors[name], other.tensors[name]
-        found = np.zeros(grid.elements, np.int8)
-        found[grid.positions(first.offsets)] = 2 + np.sign(first.values)
-        met = found[grid.positions(second.offsets)]
+        marks = np.zeros(grid.elements, np.int8)
+        marks[grid.positions(first.offsets)] = 2 + np.sign(first.values)
+        met = marks[grid.positions(second.offsets)]
         sent += grid.kept
         chance += float((grid.counts**2 / grid.sizes).sum())
         places += int(np.count_nonzero(met))

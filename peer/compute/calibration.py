@@ -38,8 +38,8 @@ def tokens_per_second(trainer: StageTrainer) -> float:
     passes = a_microbatch(trainer)
     if trainer.arithmetic.compiled:
         passes()
-    tried, begun = list[float](), time.monotonic()
-    while len(tried) < PASSES and time.monotonic() < begun + SECONDS:
+    tried, started = list[float](), time.monotonic()
+    while len(tried) < PASSES and time.monotonic() < started + SECONDS:
         at = time.monotonic()
         passes()
         tried.append(time.monotonic() - at)
@@ -65,10 +65,10 @@ def a_microbatch(trainer: StageTrainer) -> Callable[[], None]:
 
     def passes() -> None:
         entered = None if activations is None else from_bytes(activations, rules.activations, device)
-        left = trainer.forward(0, tokens_BM, entered)
-        _ = left.item() if trainer.last else to_bytes(left)
-        came = None if gradients is None else from_bytes(gradients, rules.gradients, device)
-        back = trainer.backward(0, came)
+        leaving = trainer.forward(0, tokens_BM, entered)
+        _ = leaving.item() if trainer.last else to_bytes(leaving)
+        gradient_BLd = None if gradients is None else from_bytes(gradients, rules.gradients, device)
+        back = trainer.backward(0, gradient_BLd)
         if back is not None:
             to_bytes(back)
         else:

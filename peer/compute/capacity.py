@@ -31,10 +31,10 @@ def find_device(name: DeviceName) -> torch.device:
     """
     available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name == "auto":
-        return torch.device(next(kind for kind, there in available.items() if there))
+        return torch.device(next(kind for kind, is_there in available.items() if is_there))
     if not available[name]:
-        there = ", ".join(kind for kind, is_there in available.items() if is_there)
-        raise ResourceError(f"this machine has no {name} device that PyTorch can use; it has: {there}")
+        kinds = ", ".join(kind for kind, is_there in available.items() if is_there)
+        raise ResourceError(f"this machine has no {name} device that PyTorch can use; it has: {kinds}")
     return torch.device(name)
 
 

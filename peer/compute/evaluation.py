@@ -52,7 +52,7 @@ class Evaluator:
         self.device = device
         self.replica = replica
         if replica is not None:
-            self.stages = [each.stage for each in replica.stages]
+            self.stages = [view.stage for view in replica.stages]
         else:
             own_stages = [group.stage(manifest, stage).to(device) for stage in range(manifest.replicas.stages)]
             self.stages = [stage.requires_grad_(False) for stage in own_stages]

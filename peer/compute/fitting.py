@@ -55,8 +55,8 @@ def shortage(needed: MemoryNeeds, device: torch.device, most: int | None = None)
     """Return what is missing of the memory that is `needed`, and what would help; None: it fits."""
     takes, name = where_computed(needed, device), f"{device}'s memory" if device.type == "cuda" else "memory"
     beside = [(needed.host, CPU, "memory")] if device.type == "cuda" else []
-    for bytes, place, where in [(takes, device, name), *beside]:
-        if bytes > (free := free_memory(place)):
+    for bytes, label, where in [(takes, device, name), *beside]:
+        if bytes > (free := free_memory(label)):
             return Shortage(f"{size(bytes)} of {where}, and {size(free)} are free", "end other programs")
     if most is not None and takes > most:
         return Shortage(

@@ -118,9 +118,9 @@ class StageTrainer:
         across rounds).
         """
         starts = {**grids, **(ahead or {})}
-        own = dict(starts[stage_part(self.index)])
-        load_stage(self.stage, own)
-        self.start = {stage_part(self.index): own}
+        own_part = dict(starts[stage_part(self.index)])
+        load_stage(self.stage, own_part)
+        self.start = {stage_part(self.index): own_part}
         te_VD = start_VD = None
         if self.embedding is not None or self.design.anchored:
             te_VD = to_float(grids[EMBEDDING][EMBEDDING_TENSOR].to(self.device))
@@ -203,14 +203,14 @@ class StageTrainer:
         before; None at the first.
         """
         flight = self.in_flight.pop(microbatch)
-        came = None if payload is None else self.behind.decode_gradient(payload)
+        received = None if payload is None else self.behind.decode_gradient(payload)
         then = nullcontext() if flight.weights is None else in_place_of(self.parameters, flight.weights)
         with then, self.arithmetic.backward(self.device, self.manifest.model.context):
             if self.last:
                 (flight.left / self.manifest.inner.microbatches).backward()
             else:
-                assert came is not None
-                flight.left.backward(came)
+                assert received is not None
+                flight.left.backward(received)
         if self.later is not None:
             self.due[microbatch] = self.later.take()
         if flight.entered_BLD is None:
@@ -233,11 +233,11 @@ class StageTrainer:
 
         Microbatches in flight keep the weights of their forward pass: a copy, as long as there are any.
         """
-        flights = [each for each in self.in_flight.values() if each.weights is None]
+        flights = [flight for flight in self.in_flight.values() if flight.weights is None]
         if flights:
-            kept = [parameter.data for parameter in self.parameters]
-            for each in flights:
-                each.weights = kept
+            values = [parameter.data for parameter in self.parameters]
+            for flight in flights:
+                flight.weights = values
             for parameter in self.parameters:
                 parameter.data = parameter.data.clone()  # graphs have views of the weights: those may not change
         self.optimizer.update(clip_factor, inner.learning_rate(self.manifest, step))
@@ -326,14 +326,14 @@ class StageTrainer:
 @contextmanager
 def in_place_of(parameters: list[nn.Parameter], values: list[Tensor]) -> Iterator[None]:
     """Within the block, parameters have these values; behind it their own tensors again."""
-    own = [parameter.data for parameter in parameters]
+    tensors = [parameter.data for parameter in parameters]
     for parameter, value in zip(parameters, values, strict=True):
         parameter.data = value
     torch.clear_autocast_cache()
     try:
         yield
     finally:
-        for parameter, tensor in zip(parameters, own, strict=True):
+        for parameter, tensor in zip(parameters, tensors, strict=True):
             parameter.data = tensor
         torch.clear_autocast_cache()
 

@@ -134,15 +134,19 @@ class Ahead:
     def plan(self, chunks: Iterable[int]) -> tuple[list[int], list[int]]:
         """The blocks of the first of these chunks, and those of the ones after it in the order in which they are
         needed, the first's not again."""
-        found: dict[int, list[int]] = {}
+        missing_blocks: dict[int, list[int]] = {}
         ahead: dict[int, None] = {}
         for chunk in islice(chunks, AHEAD_STEPS):
-            found[chunk] = self._blocks.get(chunk) or self.tokens.needed(positions(self.tokens, self.manifest, chunk))
-            ahead.update(dict.fromkeys(found[chunk]))
-            if len(ahead) > AHEAD_BLOCKS and len(found) > 1:  # the next step's at least, however large a step is
+            missing_blocks[chunk] = self._blocks.get(chunk) or self.tokens.needed(
+                positions(self.tokens, self.manifest, chunk)
+            )
+            ahead.update(dict.fromkeys(missing_blocks[chunk]))
+            if (
+                len(ahead) > AHEAD_BLOCKS and len(missing_blocks) > 1
+            ):  # the next step's at least, however large a step is
                 break
-        self._blocks = found
-        needed = next(iter(found.values()), [])
+        self._blocks = missing_blocks
+        needed = next(iter(missing_blocks.values()), [])
         return needed, [block for block in ahead if block not in needed]
 
 
@@ -167,11 +171,13 @@ def in_order(numbers: NDArray[np.int64], sequences: int, together: int, seed: in
         moved[whole] = permute(place[whole], blocks, seed, epoch) * together
     moved[~whole] = blocks * together
     if together > 1:
-        for each in np.unique(place):
-            here = place == each
-            size = together if each < blocks else sequences - blocks * together
-            name = f"{epoch} block {int(each)}"  # of the order within the block that is read at this place of the epoch
-            moved[here] += permute(numbers[here] - each * together, size, seed, name)
+        for block in np.unique(place):
+            inside = place == block
+            size = together if block < blocks else sequences - blocks * together
+            name = (
+                f"{epoch} block {int(block)}"  # of the order within the block that is read at this place of the epoch
+            )
+            moved[inside] += permute(numbers[inside] - block * together, size, seed, name)
     return moved
 
 

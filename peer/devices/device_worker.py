@@ -147,9 +147,9 @@ class Shard:
             DivergedError: the gradient is not a number; at all processes.
         """
         losses = self._gradients(batch_SM)
-        for own, whole in zip(self.own, self.whole, strict=True):
+        for own_rows, whole in zip(self.own, self.whole, strict=True):
             assert isinstance(whole.grad, DTensor)
-            own.grad = _own_rows(whole.grad)
+            own_rows.grad = _own_rows(whole.grad)
         mean, norm = self._sums(losses.item() / self.ranks, inner.squared_norm(self.own))
         factor = inner.clip_factor([norm], self.manifest.inner.clip)
         self.optimizer.update(factor, inner.learning_rate(self.manifest, step))
@@ -236,8 +236,8 @@ def _sharded(manifest: Manifest, ranks: int, device: torch.device, arithmetic: A
         stage.recompute = arithmetic.recompute
         if arithmetic.compiled:
             stage.compile_layers()
-        for each in (*stage.model.ngrams.values(), *stage.model.layers.values()):
-            fully_shard(each, mesh=mesh)
+        for layer in (*stage.model.ngrams.values(), *stage.model.layers.values()):
+            fully_shard(layer, mesh=mesh)
         if stage.last:  # not left to the root, which FSDP leaves together after a pass: it would evaluate old weights
             fully_shard([stage.model.norm, stage.lm_head], mesh=mesh)
     fully_shard(model.embedding, mesh=mesh)

@@ -80,21 +80,24 @@ def require_devices(
         UserError: the run's sequences cannot be shared among them.
         ResourceError: there are too few devices, or too little memory.
     """
-    asked, sequences, ranks = f"--nproc {processes}", manifest.inner.sequences, processes * machines
+    option, sequences, ranks = f"--nproc {processes}", manifest.inner.sequences, processes * machines
     if machines > 1:
-        asked += f" --nnodes {machines}"
+        option += f" --nnodes {machines}"
     if sequences % ranks:
         divisors = [number for number in range(1, sequences + 1) if sequences % number == 0]
-        near = [max(each for each in divisors if each < ranks), *(each for each in divisors if each > ranks)]
+        near = [
+            max(divisor for divisor in divisors if divisor < ranks),
+            *(divisor for divisor in divisors if divisor > ranks),
+        ]
         raise UserError(
-            f"{asked}: an inner step of this run has {sequences} sequences, which {ranks} processes cannot share "
+            f"{option}: an inner step of this run has {sequences} sequences, which {ranks} processes cannot share "
             f"evenly; take {' or '.join(map(str, near[:2]))}"
         )
     if device.type not in ("cpu", "cuda") or sys.platform == "win32":
-        raise ResourceError(f"{asked} works with cpu and cuda on Linux and macOS, not with {device} on {sys.platform}")
+        raise ResourceError(f"{option} works with cpu and cuda on Linux and macOS, not with {device} on {sys.platform}")
     if device.type == "cuda" and torch.cuda.device_count() < processes:
         raise ResourceError(
-            f"{asked}: each process takes a CUDA device, and PyTorch sees {torch.cuda.device_count()} here; take "
+            f"{option}: each process takes a CUDA device, and PyTorch sees {torch.cuda.device_count()} here; take "
             "fewer, or --device cpu"
         )
     _require_memory(manifest, processes, device, most, memory != "keep", machines, daemon)
@@ -109,16 +112,16 @@ def _require_memory(
     machines: int = 1,
     daemon: bool = True,
 ) -> None:
-    each = worker_bytes(manifest, processes * machines, recompute) + WORKER_BASE_BYTES
-    here = daemon_bytes(manifest) * daemon + processes * (each if device.type == "cpu" else WORKER_BASE_BYTES)
+    per_process = worker_bytes(manifest, processes * machines, recompute) + WORKER_BASE_BYTES
+    total = daemon_bytes(manifest) * daemon + processes * (per_process if device.type == "cpu" else WORKER_BASE_BYTES)
     what = f"a replica in {processes} processes"
-    if here > (free := free_memory(torch.device("cpu"))):
-        raise ResourceError(f"not enough memory for {what}: it takes about {size(here)}, cpu has {size(free)} free")
+    if total > (free := free_memory(torch.device("cpu"))):
+        raise ResourceError(f"not enough memory for {what}: it takes about {size(total)}, cpu has {size(free)} free")
     for number in range(processes if device.type == "cuda" else 0):
-        if each > (there := torch.cuda.get_device_properties(number).total_memory):
+        if per_process > (device_memory := torch.cuda.get_device_properties(number).total_memory):
             raise ResourceError(
-                f"not enough memory for {what}: each takes about {size(each)}, cuda:{number} has "
-                f"{size(there)}; take a larger --nproc"
+                f"not enough memory for {what}: each takes about {size(per_process)}, cuda:{number} has "
+                f"{size(device_memory)}; take a larger --nproc"
             )
-    if most is not None and here > most:
-        raise ResourceError(f"--max-memory {size(most)} is not enough for {what}, which takes {size(here)}")
+    if most is not None and total > most:
+        raise ResourceError(f"--max-memory {size(most)} is not enough for {what}, which takes {size(total)}")

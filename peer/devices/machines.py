@@ -209,8 +209,8 @@ class LinkedMachine:
                 self.link.keep()
                 if self._theirs in ready:
                     awaited = receive_order(self._theirs)
-                    there = iter(()) if awaited[0].do in FILLED_IN else self._pieces(*awaited)
-                    self.link.send(encoded(awaited[0]), there)
+                    tensors = iter(()) if awaited[0].do in FILLED_IN else self._pieces(*awaited)
+                    self.link.send(encoded(awaited[0]), tensors)
                 while self.link.waits():
                     if message := self.link.receive():
                         self._hear(message, awaited)
@@ -228,20 +228,20 @@ class LinkedMachine:
             self._theirs.close()
 
     def _hear(self, message: bytes, awaited: tuple[Order, dict[str, Tensor]] | None) -> None:
-        said = read_answers(message)
-        bad = next((each for each in said if each.kind in ("memory", "failed")), None)
+        answers = read_answers(message)
+        bad = next((reply for reply in answers if reply.kind in ("memory", "failed")), None)
         if bad is not None:
             self._reason = f"{self}: {printable(' '.join(bad.error.split()))[:MOST_REASON_CHARACTERS]}"
             if awaited is not None:
                 answer(self._theirs, replace(bad, error=self._reason))
             raise FormatError(self._reason)
-        if awaited is None or len(said) != self.nproc:
-            raise FormatError(f"{len(said)} answers that nobody has asked for")
+        if awaited is None or len(answers) != self.nproc:
+            raise FormatError(f"{len(answers)} answers that nobody has asked for")
         if awaited[0].do in FILLED_IN:
             for piece in self._pieces(*awaited):
                 self.link.receive_into(piece)
-        for each in said:
-            answer(self._theirs, each)
+        for reply in answers:
+            answer(self._theirs, reply)
 
     def _pieces(self, order: Order, tensors: Mapping[str, Tensor]) -> Iterator[memoryview]:
         return tensor_pieces(order, tensors, self.ranks, self.first, self.nproc)

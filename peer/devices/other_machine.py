@@ -113,14 +113,14 @@ class OtherMachine:
     def _wait(self, why: str) -> None:
         if self._stopped.is_set():
             return
-        if (gone := monotonic() - self.gone_since) > GONE_SECONDS:
+        if (silence := monotonic() - self.gone_since) > GONE_SECONDS:
             raise UnreachableError(
                 f"the first machine, {self.first}, has been gone for {lasting(GONE_SECONDS)}: {why}; start this one "
                 "again once it is there"
             )
         if why != self._told:
             self._told = why
-            since = moment(unix_time() - gone)
+            since = moment(unix_time() - silence)
             self.say(
                 f"machine {self.hello.node_rank} waits for the first machine, {self.first}, since {since}, and for at "
                 f"most {lasting(GONE_SECONDS)}: {why}"
@@ -194,9 +194,9 @@ class OtherMachine:
             if order.do not in FILLED_IN:
                 for piece in tensor_pieces(order, parcel.tensors, *share):
                     link.receive_into(piece)
-            said = self.crew.give(order, parcel if order.layout else None)
+            answers = self.crew.give(order, parcel if order.layout else None)
             back = tensor_pieces(order, parcel.tensors, *share) if order.do in FILLED_IN else iter(())
-            link.send(encoded(tuple(said)), back)
+            link.send(encoded(tuple(answers)), back)
 
     def _begin(self, link: MachineLink, asked: Begin) -> list[Answer]:
         """Start the processes, as the first machine says; but cores, niceness and memory are this machine's affair."""
@@ -206,8 +206,8 @@ class OtherMachine:
         except (ValueError, ManifestError, FormatError):
             raise FormatError("the first machine begins without a manifest, or without a store to meet at") from None
         ranks = self.hello.nnodes * self.hello.nproc
-        known = asked.ranks == ranks and asked.device == self.hello.device and not asked.rendezvous
-        if self.crew is not None or not (known and 0 < asked.patience <= MOST_PATIENCE):
+        is_known = asked.ranks == ranks and asked.device == self.hello.device and not asked.rendezvous
+        if self.crew is not None or not (is_known and 0 < asked.patience <= MOST_PATIENCE):
             raise FormatError("the first machine begins otherwise than it said")
         require_devices(
             self.manifest,

@@ -30,14 +30,14 @@ def trained(manifest: Manifest) -> dict[str, Weight]:
     """Key → weight. A key is the stage and the number of the parameter in it, as in `WholeReplica.optimizer_tensors`:
     a replica may go on with another number of processes."""
     parts = model_layout(manifest)
-    found: dict[str, Weight] = {}
+    weights: dict[str, Weight] = {}
     for stage in range(manifest.replicas.stages):
         part = stage_part(stage)
-        own = [Weight(part, name, shape) for name, shape in parts[part].items()]
+        stage_weights = [Weight(part, name, shape) for name, shape in parts[part].items()]
         if stage == EMBEDDING_STAGE:
-            own.append(Weight(EMBEDDING, EMBEDDING_TENSOR, parts[EMBEDDING][EMBEDDING_TENSOR]))
-        found |= {f"{stage}.{number}": weight for number, weight in enumerate(own)}
-    return found
+            stage_weights.append(Weight(EMBEDDING, EMBEDDING_TENSOR, parts[EMBEDDING][EMBEDDING_TENSOR]))
+        weights |= {f"{stage}.{number}": weight for number, weight in enumerate(stage_weights)}
+    return weights
 
 
 def embedding_key(manifest: Manifest) -> str:

@@ -139,7 +139,7 @@ class Crew:
             DivergedError: the gradient is not a number.
         """
         answers = self.give(Order(do, parcel.layout if parcel else {}, step), parcel)
-        if diverged := next((each.error for each in answers if each.kind == "diverged"), ""):
+        if diverged := next((reply.error for reply in answers if reply.kind == "diverged"), ""):
             raise DivergedError(diverged)
         return answers
 
@@ -185,9 +185,9 @@ class Crew:
             for ready in wait(list(waiting), MEANWHILE_SECONDS if self.meanwhile else None):
                 assert isinstance(ready, Connection)
                 for rank in waiting.pop(ready):
-                    said = answers[rank] = hear(ready)
-                    if said.kind in ("memory", "failed"):
-                        raise self._lost(said)
+                    reply = answers[rank] = hear(ready)
+                    if reply.kind in ("memory", "failed"):
+                        raise self._lost(reply)
             if self.meanwhile is not None:
                 self.meanwhile()
         return [answers[rank] for rank in sorted(answers)]

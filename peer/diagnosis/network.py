@@ -28,35 +28,35 @@ def node_answers(node: MeasuredWay | NoWay) -> bool:
 
 def ways(measured: Sequence[MeasuredWay | NoWay]) -> list[Finding]:
     """One for each node of the ticket. It is no failure that one does not answer while another does."""
-    lost: Outcome = "warning" if any(node_answers(each) for each in measured) else "failure"
+    lost: Outcome = "warning" if any(node_answers(way) for way in measured) else "failure"
     findings = []
-    for each in measured:
-        name = f"node {each.address}"
-        if isinstance(each, NoWay) and each.answers:
+    for way in measured:
+        name = f"node {way.address}"
+        if isinstance(way, NoWay) and way.answers:
             findings.append(
-                Finding(name, each.reason, "warning", "Others measure as well: run this again in two minutes")
+                Finding(name, way.reason, "warning", "Others measure as well: run this again in two minutes")
             )
             continue
-        if isinstance(each, NoWay):
-            port = each.address.rpartition(":")[2]
+        if isinstance(way, NoWay):
+            port = way.address.rpartition(":")[2]
             advice = (
                 f"If others reach it, let this machine call its TCP port {port} and the two after it (firewall, VPN, "
                 "proxy); else ask the operator whether it is up, or for a new ticket"
             )
-            findings.append(Finding(name, each.reason, lost, advice))
+            findings.append(Finding(name, way.reason, lost, advice))
             continue
-        value = f"{lasting(each.round_trip)} there and back; {rate(each.up)} up, {rate(each.down)} down"
-        numbers = {"round_trip": each.round_trip, "up": each.up, "down": each.down}
+        value = f"{lasting(way.round_trip)} there and back; {rate(way.up)} up, {rate(way.down)} down"
+        numbers = {"round_trip": way.round_trip, "up": way.up, "down": way.down}
         findings.append(Finding(name, value, numbers=numbers))
     return findings
 
 
 def clocks(measured: Sequence[MeasuredWay | NoWay]) -> Finding | None:
     """This machine's clock beside the nodes', by the one with the shortest round trip; None where none answers."""
-    found = [each for each in measured if isinstance(each, MeasuredWay)]
-    if not found:
+    ways_measured = [each for each in measured if isinstance(each, MeasuredWay)]
+    if not ways_measured:
         return None
-    nearest = min(found, key=lambda each: each.uncertain)
+    nearest = min(ways_measured, key=lambda each: each.uncertain)
     off = abs(nearest.ahead)
     side = "ahead of" if nearest.ahead > 0 else "behind"
     value = f"{lasting(off)} {side} the node's, to within {lasting(nearest.uncertain)}"
@@ -70,7 +70,7 @@ def clocks(measured: Sequence[MeasuredWay | NoWay]) -> Finding | None:
 
 def peers_finding(shaken: Sequence[Handshake | NoWay], known: int) -> Finding:
     """The finding on peers: some of `known` that are in the run were dialled."""
-    answering = [each for each in shaken if isinstance(each, Handshake)]
+    answering = [answered for answered in shaken if isinstance(answered, Handshake)]
     trip = usual_round_trip(shaken)
     if not known:
         return Finding("peers", "nobody is in the run now")
@@ -82,7 +82,7 @@ def peers_finding(shaken: Sequence[Handshake | NoWay], known: int) -> Finding:
             "them are behind routers, and come to you: then be reachable"
         )
         return Finding("peers", f"none of {len(shaken)}, of {known}, takes a connection", "warning", advice)
-    trips, quickest = [each.round_trip for each in answering], min(each.tls for each in answering)
+    trips, quickest = [answered.round_trip for answered in answering], min(answered.tls for answered in answering)
     value = (
         f"{len(answering)} of {len(shaken)} asked answer, of {known} in all: {lasting(min(trips))} to "
         f"{lasting(max(trips))} there and back, TLS in {lasting(quickest)}; what they carry shows only from within"

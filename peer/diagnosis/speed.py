@@ -53,12 +53,12 @@ def measure_stages(
     warm_up()
     closing = _closing_by_value(manifest)
     rate = _tried_operations(device)
-    found: dict[tuple[bool, int, bool], Speed | None] = {}
+    speeds: dict[tuple[bool, int, bool], Speed | None] = {}
     for stage in range(manifest.replicas.stages):
-        if (kind := kind_of(manifest, stage)) not in found:
+        if (kind := kind_of(manifest, stage)) not in speeds:
             tell(stage)
-            found[kind] = _measure(manifest, stage, device, seconds, rate, closing)
-    return [found[kind_of(manifest, stage)] for stage in range(manifest.replicas.stages)]
+            speeds[kind] = _measure(manifest, stage, device, seconds, rate, closing)
+    return [speeds[kind_of(manifest, stage)] for stage in range(manifest.replicas.stages)]
 
 
 def _measure(
@@ -121,10 +121,10 @@ def _time(manifest: Manifest, way: Duty, device: torch.device, seconds: float) -
 
     passes()
     update(0)
-    taken, ends = list[float](), time.perf_counter() + seconds
-    while len(taken) < FEWEST or (len(taken) < MOST and time.perf_counter() < ends):
-        taken.append(_seconds(passes))
-    return mean(taken), _seconds(lambda: update(1))
+    durations, ends = list[float](), time.perf_counter() + seconds
+    while len(durations) < FEWEST or (len(durations) < MOST and time.perf_counter() < ends):
+        durations.append(_seconds(passes))
+    return mean(durations), _seconds(lambda: update(1))
 
 
 def _seconds(work: Callable[[], None]) -> float:

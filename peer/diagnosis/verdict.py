@@ -115,51 +115,58 @@ def _verdict(manifest: Manifest, stage: int, speed: Speed, room: Room, on: Volun
         return replace(work, operations=speed.passes, update=speed.update, closing=speed.closing)
 
     ratio = compression_at(manifest, at, on or NO_LINK)
-    here = round_of(at(ratio), on or NO_LINK, manifest.outer.overlap)
-    best = best_of(at, on or NO_LINK, [each for each in COMPRESSIONS_TRIED if manifest.model.d % each == 0])
+    estimate = round_of(at(ratio), on or NO_LINK, manifest.outer.overlap)
+    best = best_of(
+        at, on or NO_LINK, [ratio_tried for ratio_tried in COMPRESSIONS_TRIED if manifest.model.d % ratio_tried == 0]
+    )
     numbers = {
         "passes": speed.passes,
-        "step": here.step.seconds,
-        "round": here.seconds,
-        "utilization": here.utilization,
+        "step": estimate.step.seconds,
+        "round": estimate.seconds,
+        "utilization": estimate.utilization,
         "swarm_round": swarm,
         "memory": room.needed,
         "best_compression": float(best or 0),
         "share_measured": speed.share,
         "teraflops": work_of(manifest, ratio, stage).operations / speed.passes / 1e12,
     }
-    said = f"would take {lasting(here.seconds)} a round here"
-    said += f" ({lasting(here.step.seconds)} an inner step{', links aside' if on is None else ''})"
-    said += f"; the swarm takes {lasting(swarm)}" if swarm else ""
-    said += f"; {LIMIT_NOUNS[here.limit]} is the limit"
-    said += f"; {size(room.needed)} of memory{', with activations recomputed' if room.recompute else ''}"
-    said += f"; computed from {speed.share:.1%} of a microbatch" if speed.share < WHOLE_MICROBATCH_SHARE else ""
-    late = here.seconds > SLOW_ROUND_RATIO * swarm if swarm else here.utilization < WELL_USED
+    sentence = f"would take {lasting(estimate.seconds)} a round here"
+    sentence += f" ({lasting(estimate.step.seconds)} an inner step{', links aside' if on is None else ''})"
+    sentence += f"; the swarm takes {lasting(swarm)}" if swarm else ""
+    sentence += f"; {LIMIT_NOUNS[estimate.limit]} is the limit"
+    sentence += f"; {size(room.needed)} of memory{', with activations recomputed' if room.recompute else ''}"
+    sentence += f"; computed from {speed.share:.1%} of a microbatch" if speed.share < WHOLE_MICROBATCH_SHARE else ""
+    late = estimate.seconds > SLOW_ROUND_RATIO * swarm if swarm else estimate.utilization < WELL_USED
     if not late:
-        return Finding(f"stage {stage}", said, numbers=numbers)
-    remedy = REMEDIES[here.limit]
-    if here.limit in ("upload", "download") and best is not None:
-        said += f"; k = d/{best} would fit" if best > ratio else "; it is the exchange that does not fit"
+        return Finding(f"stage {stage}", sentence, numbers=numbers)
+    remedy = REMEDIES[estimate.limit]
+    if estimate.limit in ("upload", "download") and best is not None:
+        sentence += f"; k = d/{best} would fit" if best > ratio else "; it is the exchange that does not fit"
         remedy = remedy if best > ratio or manifest.outer.overlap else EXCHANGE
-    return Finding(f"stage {stage}", said, "warning", remedy, numbers)
+    return Finding(f"stage {stage}", sentence, "warning", remedy, numbers)
 
 
 def group(manifest: Manifest, speeds: Sequence[Speed | None], on: Volunteer | None) -> Finding | None:
     """A whole group of machines like this one; None where it cannot serve every stage."""
-    known = [each for each in speeds if each is not None]
-    if len(known) < len(speeds):
+    measured = [speed for speed in speeds if speed is not None]
+    if len(measured) < len(speeds):
         return None
     ratio = compression_at(
-        manifest, lambda compression: max(works(manifest, known, compression), key=_longest), on or NO_LINK
+        manifest, lambda compression: max(works(manifest, measured, compression), key=_longest), on or NO_LINK
     )
-    made: RoundEstimate = round_of_group(works(manifest, known, ratio), on or NO_LINK, manifest.outer.overlap)
-    rate = manifest.tokens_per_step / made.step.seconds
-    teraflops = work_of(manifest).operations / max(each.passes for each in known) / 1e12
+    estimate: RoundEstimate = round_of_group(works(manifest, measured, ratio), on or NO_LINK, manifest.outer.overlap)
+    rate = manifest.tokens_per_step / estimate.step.seconds
+    teraflops = work_of(manifest).operations / max(speed.passes for speed in measured) / 1e12
     value = (
-        f"one of machines and links like these: {lasting(made.step.seconds)} an inner step, {lasting(made.seconds)} a "
-        f"round, {rate:,.0f} tokens a second"
+        f"one of machines and links like these: {lasting(estimate.step.seconds)} an inner step, "
+        f"{lasting(estimate.seconds)} a round, {rate:,.0f} tokens a second"
     )
-    numbers = {"step": made.step.seconds, "round": made.seconds, "tokens_per_second": rate, "teraflops": teraflops}
+    numbers = {
+        "step": estimate.step.seconds,
+        "round": estimate.seconds,
+        "tokens_per_second": rate,
+        "teraflops": teraflops,
+    }
     if on is not None:
         numbers |= {"up": on.up, "down": on.down, "latency": on.latency}
         link = f"--up {on.up / 1e6:.3g} --down {on.down / 1e6:.3g} --latency {1e3 * on.latency:.2g}"

@@ -66,16 +66,16 @@ def collect(folders: Sequence[Path], round: int | None, emit: Listener) -> Colle
         ResourceError: a part is in no folder, or what is there is damaged.
     """
     descriptor, *others = [read_kept(folder) for folder in folders]
-    if any(each.run_id != descriptor.run_id for each in others):
+    if any(folder_run.run_id != descriptor.run_id for folder_run in others):
         raise UserError(f"{named(folders)} are of different runs")
-    places = [place for folder in folders if (place := _place(folder)) is not None]
-    last = min((place.settled.round for place in places), default=0)
+    places = [kept_folder for folder in folders if (kept_folder := _place(folder)) is not None]
+    last = min((kept_folder.settled.round for kept_folder in places), default=0)
     chosen = last if round is None else round
     if not 0 <= chosen <= last:
         raise UserError(f"there is no round {chosen} here: round {last} is the last one finished in {named(folders)}")
     if not places:
         emit(Progress(f"{named(folders)}: no peer's state, so these are the weights that the run began with"))
-    everywhere = tuple(dict.fromkeys([*folders, *(place.folder for place in places)]))
+    everywhere = tuple(dict.fromkeys([*folders, *(kept_folder.folder for kept_folder in places)]))
     grids, digests, counted = {}, {}, {}
     layouts, done = model_layout(descriptor.manifest), 0
     total = sum(map(elements, layouts.values()))
@@ -100,28 +100,28 @@ def _part(
     descriptor: Descriptor, part: Part, places: Sequence[PeerFolder], folders: Sequence[Path], round: int
 ) -> tuple[Grid, str, History]:
     """One part after a round, the same from all folders that have it; before round 1 from the run's files."""
-    found: dict[str, tuple[Grid, History]] = {}
+    states: dict[str, tuple[Grid, History]] = {}
     reasons: list[str] = []
-    for place in places:
-        if part not in place.settled.digests:
+    for kept_folder in places:
+        if part not in kept_folder.settled.digests:
             continue
         try:
-            grid, history = _part_in(place, descriptor, part, folders, round)
+            grid, history = _part_in(kept_folder, descriptor, part, folders, round)
         except ResourceError as error:
             reasons.append(str(error))
         else:
-            found[grid_digest(grid)] = grid, history
-    if not found and not round:
+            states[grid_digest(grid)] = grid, history
+    if not states and not round:
         grid = _first(descriptor, part, folders)
-        found[grid_digest(grid)] = grid, History()
-    if not found:
+        states[grid_digest(grid)] = grid, History()
+    if not states:
         which = "; ".join(reasons) or f"none of {named(folders)} holds it: give the folder of a peer that does, too"
         raise ResourceError(f"{part} after round {round}: {which}")
-    if len(found) > 1:
+    if len(states) > 1:
         raise ResourceError(
-            f"the folders hold {len(found)} different states of {part} after round {round}: ask the swarm, by a ticket"
+            f"the folders hold {len(states)} different states of {part} after round {round}: ask the swarm, by a ticket"
         )
-    ((name, (grid, history)),) = found.items()
+    ((name, (grid, history)),) = states.items()
     return grid, name, history
 
 
@@ -203,7 +203,7 @@ def _read_shelf(place: PeerFolder, descriptor: Descriptor, part: Part, newest: H
     if newest is not None:
         ledger.adopt(newest.round, newest.history.copy())
     ledger.advance(place.settled.round + 1)
-    found, files, whole_ones = (
+    shelf, files, whole_ones = (
         Shelved(contribution_store, ledger, {}),
         len(list(contribution_store.directory.glob(f"{part}/????????-*"))),
         0,
@@ -219,13 +219,13 @@ def _read_shelf(place: PeerFolder, descriptor: Descriptor, part: Part, newest: H
         if entry.name.round > ledger.folded:
             (ledger.take if whole else ledger.offer)(entry, vouched=True)
         elif whole and ledger.history.has(entry.name.author, entry.name.round):
-            found.closed.setdefault(entry.name.round, {})[entry.name.author] = entry.sha256
+            shelf.closed.setdefault(entry.name.round, {})[entry.name.author] = entry.sha256
     if whole_ones < files:
         raise ResourceError(
             f"{files - whole_ones} of {files} contributions in {contribution_store.directory / part} are damaged, or "
             "were dropped just now by its peer: try again, or ask the swarm, with a ticket"
         )
-    return found
+    return shelf
 
 
 # From the swarm

@@ -73,8 +73,8 @@ class HetpeerLlamaForCausalLM(LlamaForCausalLM):
         are looked up each time: where activations are computed again, the hook may run again, after the pass."""
 
         def rows(at: int, hidden: Tensor) -> Tensor:
-            found: Tensor = self.model.ngrams[str(at)](self.seen, hidden.shape[-1])
-            return found[:, -hidden.shape[1] :]
+            ngram_rows: Tensor = self.model.ngrams[str(at)](self.seen, hidden.shape[-1])
+            return ngram_rows[:, -hidden.shape[1] :]
 
         def hook(module: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             hidden, *others = given
@@ -102,8 +102,8 @@ class HetpeerLlamaForCausalLM(LlamaForCausalLM):
                 raise ValueError("n-gram tables look back further than the cache: give text_ids, too, the whole text")
             text_ids = unpadded(input_ids, attention_mask)
         self.seen = text_ids[:, -(input_ids.shape[1] + self.most - 1) :]
-        own = {"attention_mask": attention_mask, "position_ids": position_ids, "logits_to_keep": logits_to_keep}
-        return super().forward(input_ids=input_ids, **own, **others)
+        arguments = {"attention_mask": attention_mask, "position_ids": position_ids, "logits_to_keep": logits_to_keep}
+        return super().forward(input_ids=input_ids, **arguments, **others)
 
     def prepare_inputs_for_generation(self, input_ids: Tensor, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return the inputs as a LLaMA does, and the text so far. (`generate` would refuse arguments by other

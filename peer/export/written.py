@@ -60,15 +60,15 @@ class Collected:
 
 def run_file(descriptor: Descriptor, folders: Sequence[Path], name: str) -> Path:
     """A file of the run, in whichever folder has it, checked against its hash. Raises ResourceError if none has."""
-    found = [folder / name for folder in folders if (folder / name).exists()]
-    for path in found:
+    paths = [folder / name for folder in folders if (folder / name).exists()]
+    for path in paths:
         try:
             check_file(path, descriptor.file(name))
         except FormatError:
             continue
         return path
-    if found:
-        raise ResourceError(f"{found[0]} is damaged: it does not have the SHA-256 that the run's descriptor gives")
+    if paths:
+        raise ResourceError(f"{paths[0]} is damaged: it does not have the SHA-256 that the run's descriptor gives")
     raise ResourceError(
         f"{name} is not in {named(folders)}: give the folder of the bootstrap node, a datacenter or an observer, too"
     )
@@ -141,7 +141,7 @@ def write_export(collected: Collected, folder: Path, losses: HeldOutLosses | Non
             (partial / BASIS_OF_THE_RUN).parent.mkdir()
             shutil.copyfile(collected.file(BASIS), partial / BASIS_OF_THE_RUN)
     emit(Progress(f"the model is in {folder}"))
-    size = sum(each.stat().st_size for each in folder.rglob("*") if each.is_file())
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     return Export(folder, parameters, size)
 
 

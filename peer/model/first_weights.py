@@ -48,7 +48,7 @@ def read_tensors(path: Path, layout: Layout, dtype: torch.dtype) -> dict[str, Te
         raise ResourceError(f"cannot read {path}: {error.strerror or error}") from None
     except SafetensorError as error:
         raise ResourceError(f"{path} is no safetensors file: {' '.join(str(error).split())[:200]}") from None
-    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    if found != layout or any(tensor.dtype != dtype for tensor in tensors.values()):
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    if shapes != layout or any(tensor.dtype != dtype for tensor in tensors.values()):
         raise ResourceError(f"{path} has other tensors than the run's manifest says: its operator made it wrongly")
     return {name: tensors[name] for name in layout}

@@ -91,11 +91,11 @@ def _sliced(
     factors = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x_TD.dtype
     w_VD, losses = weight_VD.to(factors), list[Tensor]()
     for start in range(0, len(x_TD), SLICE_TOKENS):
-        here = slice(start, start + SLICE_TOKENS)
-        x_SD = x_TD[here].to(factors)
-        losses_S, slope_SV = slice_of(x_SD, w_VD, targets_T[here, None], dx_TD is not None)
+        slice_ = slice(start, start + SLICE_TOKENS)
+        x_SD = x_TD[slice_].to(factors)
+        losses_S, slope_SV = slice_of(x_SD, w_VD, targets_T[slice_, None], dx_TD is not None)
         losses.append(losses_S)
         if slope_SV is not None and dx_TD is not None and dweight_VD is not None:
-            dx_TD[here] = slope_SV @ w_VD
+            dx_TD[slice_] = slope_SV @ w_VD
             dweight_VD += slope_SV.T @ x_SD
     return torch.cat(losses).mean()

@@ -81,11 +81,11 @@ def attention_in_blocks(q_BNLH: Tensor, k_BMLH: Tensor, v_BMLH: Tensor) -> Tenso
         def attend(q: Tensor, k: Tensor, v: Tensor, sees: Tensor) -> Tensor:
             return F.scaled_dot_product_attention(q, k, v, sees, enable_gqa=q.shape[1] != k.shape[1])
 
-        given = q_BNSH, k_BMLH[:, :, :end], v_BMLH[:, :, :end], sees_SL
+        block = q_BNSH, k_BMLH[:, :, :end], v_BMLH[:, :, :end], sees_SL
         if torch.is_grad_enabled():
-            blocks.append(checkpoint(attend, *given, use_reentrant=False, preserve_rng_state=False))
+            blocks.append(checkpoint(attend, *block, use_reentrant=False, preserve_rng_state=False))
         else:
-            blocks.append(attend(*given))
+            blocks.append(attend(*block))
     return torch.cat(blocks, 2)
 
 
@@ -121,7 +121,7 @@ class Attention(nn.Module):
         shared = self.grouped and has_shared_heads(q_BNLH)
         if self.grouped and not shared:
             times = q_BNLH.shape[1] // k_BMLH.shape[1]
-            k_BMLH, v_BMLH = (each.repeat_interleave(times, 1) for each in (k_BMLH, v_BMLH))
+            k_BMLH, v_BMLH = (heads.repeat_interleave(times, 1) for heads in (k_BMLH, v_BMLH))
         if causal and x_BLD.shape[1] > ATTENTION_BLOCK_TOKENS and not has_fused_attention(x_BLD):
             o_BNLH = attention_in_blocks(q_BNLH, k_BMLH, v_BMLH)
         else:

@@ -130,13 +130,13 @@ async def register(
     async def ask(channel: grpc.aio.Channel, node: Endpoint) -> Admitted:
         if node.peer_id in revoked:
             raise PeerError(f"the operator has taken out the gateway at {node.address}")
-        metadata, asked = handshake(descriptor.manifest), unix_time()
+        metadata, requested_at = handshake(descriptor.manifest), unix_time()
         reply = await run_pb2_grpc.RunStub(channel).Register(request, metadata=metadata, timeout=CALL_SECONDS)
-        return _admitted(reply, node, (asked + unix_time()) / 2)
+        return _admitted(reply, node, (requested_at + unix_time()) / 2)
 
     def _admitted(reply: pb.RegisterReply, node: Endpoint, answered: float) -> Admitted:
-        given = Authority(descriptor.run_id, descriptor.operator).read(reply.card)
-        if given.peer != identity.peer_id or given.role != role:
+        card = Authority(descriptor.run_id, descriptor.operator).read(reply.card)
+        if card.peer != identity.peer_id or card.role != role:
             raise FormatError(f"{node.address} admitted another peer or role than asked for")
         if certificates.public_key(reply.certificate) != identity.public:
             raise FormatError(f"{node.address} certified another key than this peer's")
@@ -148,7 +148,7 @@ async def register(
         if not 0 <= reply.time < LAST_TIME:
             raise FormatError(f"{node.address} tells a time that is none")
         return Admitted(
-            given,
+            card,
             reply.card,
             credentials,
             shown,

@@ -85,8 +85,8 @@ class Attested:
         if self.granted and abreast and round > max(self.round, self.since):
             states = {part: (claim.digest, claim.contributions) for part, claim in last.items()}
             me, authority = self.signer.identity, self.signer.authority
-            seen = Attestation(me.peer_id, round, self.since, states)
-            self.hear(attestations.attest(me, authority, seen, self.granted), me.peer_id)
+            attestation = Attestation(me.peer_id, round, self.since, states)
+            self.hear(attestations.attest(me, authority, attestation, self.granted), me.peer_id)
         return claims
 
     def hearsay(self, round: int) -> None:

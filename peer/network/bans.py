@@ -60,13 +60,13 @@ class Bans:
         if not isinstance(error, PeerError) or self.objection(peer):
             return
         self.emit(Refused(peer, str(error)))
-        known = self.offenders.pop(peer, None) or Offences()
-        known.count += 1
-        seconds = pause_after(known.count, FIRST_BAN_SECONDS, LONGEST_BAN_SECONDS)
-        known.until = self.clock() + seconds
-        known.reason = str(error)[:200]
-        self.emit(Avoided(peer, seconds, f"offence {known.count}: {known.reason}"))
-        self.offenders[peer] = known
+        offences = self.offenders.pop(peer, None) or Offences()
+        offences.count += 1
+        seconds = pause_after(offences.count, FIRST_BAN_SECONDS, LONGEST_BAN_SECONDS)
+        offences.until = self.clock() + seconds
+        offences.reason = str(error)[:200]
+        self.emit(Avoided(peer, seconds, f"offence {offences.count}: {offences.reason}"))
+        self.offenders[peer] = offences
         if len(self.offenders) > OFFENDERS_KEPT:
             del self.offenders[next(iter(self.offenders))]
         self._tell(peer)

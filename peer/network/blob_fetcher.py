@@ -120,7 +120,7 @@ class BlobFetcher:
         """Fetch from one source, until it or another source has given the bytes."""
         clock, key = asyncio.get_running_loop().time, wanted.entry.key
         fetching = wanted.tasks.spawn(self._fetch(attempt, wanted.entry))
-        begun = clock()
+        started = clock()
         try:
             while not fetching.done():
                 await asyncio.wait((fetching,), timeout=deciding.LAG_SECONDS / 8)
@@ -141,7 +141,7 @@ class BlobFetcher:
         else:
             if not attempt.late:
                 attempt.ended = True
-                self.wanted.came(attempt.source, wanted.entry.size / max(clock() - begun, 1e-9))
+                self.wanted.came(attempt.source, wanted.entry.size / max(clock() - started, 1e-9))
             if not wanted.blob.done():
                 wanted.blob.set_result(blob)
                 self.wanted.settle(key)

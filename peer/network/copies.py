@@ -66,13 +66,13 @@ class Copies:
         Raises:
             UserError: there is one; it was told.
         """
-        own = self.discovery.record
-        found = await self.discovery.own_record()
-        if found is None or not elsewhere(own, found) or not await self._answers(found):
+        own_record = self.discovery.record
+        published = await self.discovery.own_record()
+        if published is None or not elsewhere(own_record, published) or not await self._answers(published):
             return
         with suppress(HetpeerError):
-            await self._announce(found)
-        raise UserError(_refusal(found))
+            await self._announce(published)
+        raise UserError(_refusal(published))
 
     def on_call(self, record: PeerRecord) -> None:
         """Warn this peer's owner: a copy has called, which does not start."""
@@ -86,16 +86,16 @@ class Copies:
         """
         while True:
             await asyncio.sleep(HEARTBEAT_SECONDS)
-            found, own = self.discovery.namesake, self.discovery.record
+            published, own_record = self.discovery.namesake, self.discovery.record
             self.discovery.namesake = None
-            if found is None or not elsewhere(own, found):
+            if published is None or not elsewhere(own_record, published):
                 continue
-            self.newer[found.sequence] = None
-            if not (await self._answers(found) or (found.via and len(self.newer) >= RENEWALS)):
+            self.newer[published.sequence] = None
+            if not (await self._answers(published) or (published.via and len(self.newer) >= RENEWALS)):
                 continue
-            if not stays(own, found):
-                raise UserError(_refusal(found))
-            self._warn(found, f"a copy of this peer's folder runs at {found.address}: stop it")
+            if not stays(own_record, published):
+                raise UserError(_refusal(published))
+            self._warn(published, f"a copy of this peer's folder runs at {published.address}: stop it")
 
     async def _answers(self, record: PeerRecord) -> bool:
         """Whether this peer's own key answers at the address of a record."""

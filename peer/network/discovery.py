@@ -108,8 +108,8 @@ class Discovery:
     def meet(self, record: PeerRecord, in_person: bool) -> None:
         """Note a peer's record. A peer met in person is alive; one found in the DHT is, if its record is new."""
         peer = record.peer_id
-        known = self.records.get(peer)
-        newer = known is None or record.sequence > known.sequence
+        previous = self.records.get(peer)
+        newer = previous is None or record.sequence > previous.sequence
         if peer == self.record.peer_id:
             if record.sequence > self.record.sequence:
                 self.namesake = record
@@ -118,8 +118,8 @@ class Discovery:
             return
         if newer:
             self.records[peer] = record
-        if newer and known is not None and not set(known.addresses) <= set(record.addresses):
-            self.on_move(known, record)
+        if newer and previous is not None and not set(previous.addresses) <= set(record.addresses):
+            self.on_move(previous, record)
         if in_person or record.sequence > self.lost.get(peer, -1):
             self.lost.pop(peer, None)
             self.seen[peer] = monotonic()

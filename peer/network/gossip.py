@@ -1,5 +1,4 @@
-"""Gossip: peers of a part exchange what they lack, contributions, receipts, revocations, and what they say of
-themselves; and the messages in which they do, as values, with their bounds."""
+"""Gossip between the peers of a part: contributions, receipts, revocations and statements, in bounded messages."""
 
 import asyncio
 import random
@@ -117,18 +116,19 @@ class Reconciler:
             FormatError: it is none, or another's.
             RefusedError: it is of this peer's own key: a copy of its folder was started.
         """
-        heard = read_statement(said, self.intake.signer.authority)
-        require_rounds(heard.record, self.manifest, (claim.folded for each in heard.claims.values() for claim in each))
-        if heard.record.peer_id != speaker:
-            raise FormatError(f"peer {speaker[-8:]} speaks for {heard.record.peer_id[-8:]}")
+        statement = read_statement(said, self.intake.signer.authority)
+        folded = (claim.folded for claims in statement.claims.values() for claim in claims)
+        require_rounds(statement.record, self.manifest, folded)
+        if statement.record.peer_id != speaker:
+            raise FormatError(f"peer {speaker[-8:]} speaks for {statement.record.peer_id[-8:]}")
         if speaker == self.discovery.record.peer_id:
-            self.on_copy(heard.record)
+            self.on_copy(statement.record)
             raise RefusedError("this peer runs already, with a copy of this folder")
         ledgers = self.intake.ledgers
-        self.attested.look(speaker, {part: said for part, said in heard.claims.items() if part in ledgers})
-        self.discovery.meet(heard.record, in_person=True)
+        self.attested.look(speaker, {part: said for part, said in statement.claims.items() if part in ledgers})
+        self.discovery.meet(statement.record, in_person=True)
         self.witnesses.follow()  # before anything is accepted: this peer may have slept
-        return heard.record
+        return statement.record
 
     @property
     def others_claims(self) -> dict[PeerId, Claims]:
@@ -197,28 +197,31 @@ class Reconciler:
             async with asyncio.timeout(COMPARISON_TIMEOUT_SECONDS), self.contacts.to(peer) as channel:
                 stub = reconciliation_pb2_grpc.ReconciliationStub(channel)
                 mine = [summary(ledger) for ledger in self.intake.ledgers.values()]
-                parts = [summary_to_wire(replace(each, checks={}) if whole else each) for each in mine]
+                mine = [replace(part_summary, checks={}) for part_summary in mine] if whole else mine
+                parts = [summary_to_wire(part_summary) for part_summary in mine]
                 newest = {"attested": self.attested.round, "rewound": self.progress.rewound}
                 question = pb.Comparison(statement=self.statement(), parts=parts, **newest)
                 with timed(channel, peer.peer_id, self.discovery.trips):
-                    told = await stub.Compare(
+                    answer = await stub.Compare(
                         question, metadata=handshake(self.manifest), timeout=COMPARISON_TIMEOUT_SECONDS
                     )
-            require_differences(told, self.manifest)
-            said = self.hear(told.statement, peer.peer_id)
-            self.revoke(told.revocations, said.peer_id)
-            self.attested.hear(told.attestation, said.peer_id)
-            if self.progress.hear_rewind(told.rewind):
+            require_differences(answer, self.manifest)
+            statement = self.hear(answer.statement, peer.peer_id)
+            self.revoke(answer.revocations, statement.peer_id)
+            self.attested.hear(answer.attestation, statement.peer_id)
+            if self.progress.hear_rewind(answer.rewind):
                 self.bans.emit(Warned(f"WARNING: {self.progress.rewind_words}"))
-            learning = self.start_learning(self.learner.learn(told.parts, said))
+            learning = self.start_learning(self.learner.learn(answer.parts, statement))
             await asyncio.wait((learning,), timeout=COMPARISON_TIMEOUT_SECONDS)  # it goes on if it takes longer
             if not whole:
                 return False
-            followed = [part for part in self.intake.ledgers if follows(said.role, said.stage, part, self.manifest)]
-            for part in (each for each in followed if self.attested.believes(said.peer_id, each)):
-                self.intake.note_spoken(part, said.peer_id, said.round)
-            here = {(part, entry.key) for part in followed for entry in self.intake.ledgers[part].all_entries()}
-            return here <= keys_of(told.parts)
+            sender, role, stage = statement.peer_id, statement.role, statement.stage
+            followed = [part for part in self.intake.ledgers if follows(role, stage, part, self.manifest)]
+            for part in followed:
+                if self.attested.believes(sender, part):
+                    self.intake.note_spoken(part, sender, statement.round)
+            held_here = {(part, entry.key) for part in followed for entry in self.intake.ledgers[part].all_entries()}
+            return held_here <= keys_of(answer.parts)
         except PeerError as error:
             self.bans.note(peer.peer_id, error)
         except (HetpeerError, TimeoutError):
@@ -226,8 +229,7 @@ class Reconciler:
         return False
 
     def keep_promises(self) -> None:
-        """Say after a start what this peer holds. It may have signed receipts, and died before it had passed on what
-        they are for; liars that heard them may use them later."""
+        """Spread after a start what this peer holds: it may have died before it had passed on what it has receipted."""
         self._spread(entry for ledger in self.intake.ledgers.values() for entry in ledger.all_entries())
 
     def _spread(self, news: Iterable[Entry]) -> None:
@@ -336,8 +338,8 @@ def require_news(told: pb.News, manifest: Manifest) -> None:
     _require_keys(told.held, manifest)
     _require("entries", len(told.entries), ENTRIES_NAMED)
     longest = PROOF_BYTES * (1 + Window.of(manifest).most_told)
-    for each in told.entries:
-        _require("bytes of an entry", each.ByteSize(), longest)
+    for entry in told.entries:
+        _require("bytes of an entry", entry.ByteSize(), longest)
     _require("revocations", len(told.revocations), REVOCATIONS_NAMED)
 
 

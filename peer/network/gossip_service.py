@@ -43,8 +43,10 @@ class ReconciliationService(reconciliation_pb2_grpc.ReconciliationServicer):
         await self._require_ready(context)
         await self._hear(request.statement, context)
         ledgers, attested, progress = reconciler.intake.ledgers, reconciler.attested, reconciler.progress
-        asked = [each for each in map(summary_of, request.parts) if each.part in ledgers]
-        keys = some_named({each.part: different(ledgers[each.part], each) for each in asked})
+        summaries = [part_summary for part_summary in map(summary_of, request.parts) if part_summary.part in ledgers]
+        keys = some_named(
+            {part_summary.part: different(ledgers[part_summary.part], part_summary) for part_summary in summaries}
+        )
         count = sum(map(len, keys.values()))
         await charge(context, count / KEYS_OF_A_CALL, f"an answer with {count} keys")
         return pb.Differences(
@@ -69,13 +71,15 @@ class ReconciliationService(reconciliation_pb2_grpc.ReconciliationServicer):
         reconciler = self.reconciler
         await self._require(require_news, request, context)
         await self._require_ready(context)
-        known = {*reconciler.intake.revocations.values()}
-        cost = sum(1 + len(each.receipts) for each in request.entries)
-        cost += sum(each not in known for each in request.revocations)
-        keys = sum(len(each.keys) for each in request.held)
+        revocations_known = {*reconciler.intake.revocations.values()}
+        cost = sum(1 + len(entry.receipts) for entry in request.entries)
+        cost += sum(entry not in revocations_known for entry in request.revocations)
+        keys = sum(len(entry.keys) for entry in request.held)
         await charge(context, cost + keys / KEYS_OF_A_CALL, f"{cost} signatures and {keys} keys")
-        await self._charge_cards(((each.proof, CONTRIBUTION) for each in request.entries), context)
-        await self._charge_cards(((receipt, RECEIPT) for each in request.entries for receipt in each.receipts), context)
+        await self._charge_cards(((entry.proof, CONTRIBUTION) for entry in request.entries), context)
+        await self._charge_cards(
+            ((receipt, RECEIPT) for entry in request.entries for receipt in entry.receipts), context
+        )
         sender = await self._hear(request.statement, context)
         reconciler.revoke(request.revocations, sender.peer_id)
         if request.held:

@@ -167,7 +167,7 @@ class Intake:
         news = round > self.shown.get(author, 0) and (author in self.shown or len(self.shown) < MOST_SHOWN)
         if news:
             self.shown[author] = round
-        known = set(ledger.versions(entry.name))
+        versions_known = set(ledger.versions(entry.name))
         is_past = round <= self.catching_up.get(part, 0)
         vouched = is_past and len(self.vouched[part].get(entry.key, ())) >= self.witnesses[part]
         standing = ledger.offer(entry, vouched)
@@ -184,7 +184,7 @@ class Intake:
                     ledger.sign(entry.name, entry.sha256, receipt)
             finally:
                 self.fetcher.wanted.drop(entry.key)
-        return await self._attest(ledger, entry.name, known)
+        return await self._attest(ledger, entry.name, versions_known)
 
     def claimed(self, proof: bytes, receipts: Sequence[bytes] = ()) -> Entry:
         """Read what an entry claims to be. **Its signatures are not checked yet.**
@@ -211,10 +211,10 @@ class Intake:
             return False
         if round > ledger.clock + SKEW:  # that its author is so far is all it can say
             return round > self.shown.get(entry.name.author, 0)
-        known = ledger.versions(entry.name)
-        if entry.sha256 not in known:
-            return len(known) < VERSIONS_KEPT
-        return bool(receipts) and len(known[entry.sha256].receipts) < ledger.window.most_receipts
+        versions_known = ledger.versions(entry.name)
+        if entry.sha256 not in versions_known:
+            return len(versions_known) < VERSIONS_KEPT
+        return bool(receipts) and len(versions_known[entry.sha256].receipts) < ledger.window.most_receipts
 
     async def _take_trial(self, entry: Entry, sender: PeerRecord) -> None:
         """Take a contribution on trial, which counts nowhere: an auditor fetches it, everybody else lets it pass."""

@@ -46,19 +46,21 @@ async def keep_renewing(
     ended = 0
     while True:
         ends = credentials.ends
-        left = ends - clock()
-        if left > 0:  # one that has ended is renewed at once
-            await sleep(max(LEAST_PAUSE_SECONDS, left * RENEWED_AFTER * random.uniform(0.9, 1.0)))
+        seconds_left = ends - clock()
+        if seconds_left > 0:  # one that has ended is renewed at once
+            await sleep(max(LEAST_PAUSE_SECONDS, seconds_left * RENEWED_AFTER * random.uniform(0.9, 1.0)))
         first, tries, late = max(LEAST_PAUSE_SECONDS, (ends - clock()) / 16), 0, 0
         while True:
             try:
                 credentials.chain = await renew()
                 break
             except HetpeerError as error:
-                left, tries = ends - clock(), tries + 1
-                if left > 0:  # the nearer the end, the more often
-                    pause = min(pause_after(tries, first, MOST_PAUSE_SECONDS), max(LEAST_PAUSE_SECONDS, left / 4))
-                    state = f"this peer's certificate ends in {lasting(left)}"
+                seconds_left, tries = ends - clock(), tries + 1
+                if seconds_left > 0:  # the nearer the end, the more often
+                    pause = min(
+                        pause_after(tries, first, MOST_PAUSE_SECONDS), max(LEAST_PAUSE_SECONDS, seconds_left / 4)
+                    )
+                    state = f"this peer's certificate ends in {lasting(seconds_left)}"
                 else:
                     late += 1
                     pause = pause_after(late, LEAST_PAUSE_SECONDS, MOST_PAUSE_SECONDS)

@@ -109,13 +109,13 @@ class Learner:
     async def _ask(self, peer: PeerRecord, part: Part, keys: list[bytes]) -> Taking:
         """Ask a peer for entries that it has named, and begin to take what it shows. Others that have named them, too,
         are asked for what it does not show."""
-        mute, taking, left = self.intake.fetcher.wanted.mute, Taking(), keys
+        mute, taking, keys_left = self.intake.fetcher.wanted.mute, Taking(), keys
         try:
-            while left and (asked := await self._places(peer.peer_id, left, taking)):
-                shown = await self._shown(peer, part, asked)
-                left = left[len(asked) :]
+            while keys_left and (keys_asked := await self._places(peer.peer_id, keys_left, taking)):
+                shown = await self._shown(peer, part, keys_asked)
+                keys_left = keys_left[len(keys_asked) :]
                 taking |= self._begin(shown.values(), peer)
-                if missing := [key for key in asked if key not in shown]:
+                if missing := [key for key in keys_asked if key not in shown]:
                     mute.note(peer.peer_id)
                     self._ask_others(peer.peer_id, part, missing)
                 else:
@@ -124,7 +124,7 @@ class Learner:
             mute.note(peer.peer_id)
             self.bans.note(peer.peer_id, error)
         finally:
-            self._ask_others(peer.peer_id, part, left)
+            self._ask_others(peer.peer_id, part, keys_left)
         return taking
 
     async def _places(self, peer: PeerId, keys: list[bytes], taking: Taking) -> list[bytes]:
@@ -151,10 +151,10 @@ class Learner:
                 stub = reconciliation_pb2_grpc.ReconciliationStub(channel)
                 answer = await stub.Ask(question, metadata=handshake(self.manifest), timeout=ASK_ANSWER_SECONDS)
             _require_shown(len(answer.entries) <= len(asked), "more entries than it was asked for")
-            found = {self.intake.claimed(each.proof, each.receipts).key: each for each in answer.entries}
-            _require_shown(found.keys() <= {*asked}, "entries that it was not asked for")
-            _require_shown(bool(found) or len(asked) < LIE_KEYS, f"none of {len(asked)} entries that it named")
-            shown = found
+            entries = {self.intake.claimed(entry.proof, entry.receipts).key: entry for entry in answer.entries}
+            _require_shown(entries.keys() <= {*asked}, "entries that it was not asked for")
+            _require_shown(bool(entries) or len(asked) < LIE_KEYS, f"none of {len(asked)} entries that it named")
+            shown = entries
         finally:
             self.entries.give_back(peer.peer_id, len(asked) - len(shown))
         return shown

@@ -225,8 +225,8 @@ def read_secret(path: Path, *, make: bool) -> bytes:
     try:
         if make:
             with suppress(FileExistsError):
-                made = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-                with os.fdopen(made, "w") as new:
+                descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+                with os.fdopen(descriptor, "w") as new:
                     new.write(f"{secrets.token_hex(LINK_SECRET_BYTES)}\n")
         with path.open("rb") as file:
             mode, secret = os.fstat(file.fileno()).st_mode, file.read(MOST_SECRET_BYTES + 1).strip()

@@ -128,9 +128,9 @@ def _require_range(response: httpcore2.Response, block: Block) -> None:
         raise RefusedError("answers with the whole file: its server knows no ranges (nginx, Caddy and S3 do)")
     if response.status != 206:
         raise RefusedError(f"answers {response.status} to {block.shard}")
-    given = header(response, b"content-range")
-    if not given.startswith(f"bytes {block.offset}-{block.offset + block.size - 1}/"):
-        raise FormatError(f"answers with another range, {given[:80]!r}")
+    content_range = header(response, b"content-range")
+    if not content_range.startswith(f"bytes {block.offset}-{block.offset + block.size - 1}/"):
+        raise FormatError(f"answers with another range, {content_range[:80]!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,13 +207,13 @@ class Mirrors:
                 there is nobody to ask.
         """
         clock = asyncio.get_running_loop().time
-        begun, turns = clock(), 0
+        started, turns = clock(), 0
         while True:
             sources = {source.name: source for source in await self.sources()}
-            known, now = self._standings, clock()
-            self._standings = {name: known.get(name) or SourceRecord(source) for name, source in sources.items()}
+            records, now = self._standings, clock()
+            self._standings = {name: records.get(name) or SourceRecord(source) for name, source in sources.items()}
             for standing in sorted(self._standings.values(), key=lambda each: each.promise(now)):
-                asked = clock()
+                asked_at = clock()
                 try:
                     data = await standing.source.fetch(block)
                     check_block(block, data)
@@ -223,14 +223,14 @@ class Mirrors:
                     standing.failed(str(error), clock())
                 else:
                     self._came = clock()
-                    standing.came(self._came - asked)
+                    standing.came(self._came - asked_at)
                     return data
             if not self._standings:
                 raise UnreachableError(f"{block} of the run's text is not on this machine, and the run has no mirrors")
             reasons = "; ".join(f"{name}: {each.reason}" for name, each in self._standings.items())
             turns += 1
             pause = pause_after(turns, FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS)
-            if clock() + pause > max(begun, self._came) + self.patience:
+            if clock() + pause > max(started, self._came) + self.patience:
                 raise UnreachableError(f"no mirror gives {block} of the run's text: {reasons}")
             if clock() >= self._said:  # once for all blocks that wait
                 self._said = clock() + MOST_PAUSE_SECONDS

@@ -103,10 +103,10 @@ class Reporter:
             case StepDone() | Credited() | Recalled() | Waiting():  # the status has them
                 pass
             case _:
-                if (told := self._told(event)) is None:
+                if (happened_event := self._told(event)) is None:
                     return
                 self.left_out += len(self.waiting) == MOST_WAITING
-                self.waiting.append((monotonic(), told))
+                self.waiting.append((monotonic(), happened_event))
         self._changed = True
 
     def start(self, contacts: Contacts, node: Callable[[], Reachable | None]) -> None:
@@ -143,11 +143,11 @@ class Reporter:
 
     async def _tell(self, stream: Any) -> None:
         """Send batches on a stream until this peer leaves, or the node ends the stream."""
-        due = monotonic()  # a node that has just come knows nothing
+        due_at = monotonic()  # a node that has just come knows nothing
         while not stream.done():
             closing = self._closing.is_set()
-            if self._changed or closing or monotonic() >= due:
-                self._changed, due = False, monotonic() + SIGN_OF_LIFE_SECONDS
+            if self._changed or closing or monotonic() >= due_at:
+                self._changed, due_at = False, monotonic() + SIGN_OF_LIFE_SECONDS
                 took = [self.waiting.popleft() for _ in range(min(len(self.waiting), MOST_HAPPENED - 1))]
                 message = pb.Batch(batch_json=self._packed(took))
                 try:
@@ -168,7 +168,9 @@ class Reporter:
     def _packed(self, took: Sequence[Noticed]) -> bytes:
         """The status and these events as one batch. Where that is too long, the oldest events are left out."""
         now, status = monotonic(), self.status
-        happened = [told.model_copy(update={"ago": min(MOST_AGO_SECONDS, now - at)}) for at, told in took]
+        happened = [
+            happened_event.model_copy(update={"ago": min(MOST_AGO_SECONDS, now - at)}) for at, happened_event in took
+        ]
         happened += [self._last] if self._last is not None else []
         last = status.last_step or StepDone(0, -1, None, 0)
         bandwidth = self._contacts.bandwidth if self._contacts is not None else None
@@ -197,14 +199,14 @@ class Reporter:
     def _told(self, event: Event) -> Told | None:
         """An event as the node is told of it; None: it is not. Where the operator's view has no place for an event of
         this kind, the node gets the event's words. Texts may be another peer's, and are cut to what the wire allows."""
-        said: dict[str, Any] = {"name": event.name, "words": _cut(event.words or "")}
+        message: dict[str, Any] = {"name": event.name, "words": _cut(event.words or "")}
         try:
             match event:
                 case RoundDone():
                     before, self._sent = self._sent, (event.pipeline_sent, event.outer_sent)
                     since = [max(0, now - then) for now, then in zip(self._sent, before, strict=True)]
                     return RoundEnded(
-                        **(said | {"words": ""}),
+                        **(message | {"words": ""}),
                         round=event.round,
                         seconds=event.seconds,
                         tokens=event.tokens,
@@ -213,22 +215,22 @@ class Reporter:
                         outer_bytes=since[1],
                     )
                 case Evaluated(round, loss, plain):
-                    return LossFound(**said, round=round, loss=loss, loss_plain=plain)
+                    return LossFound(**message, round=round, loss=loss, loss_plain=plain)
                 case Contributed(round, steps):
-                    return ContributionOut(**said, round=round, steps=steps)
+                    return ContributionOut(**message, round=round, steps=steps)
                 case GroupFormed(replica, _, members):
-                    return GroupJoined(**said, replica=replica, members=members)
+                    return GroupJoined(**message, replica=replica, members=members)
                 case GroupBroken(replica, round, _, reason):
-                    return GroupLost(**said, round=round, replica=replica, why=_cut(reason))
+                    return GroupLost(**message, round=round, replica=replica, why=_cut(reason))
                 case EndedEarly(round, steps, reason):
-                    return EndedShort(**said, round=round, steps=steps, why=_cut(reason))
+                    return EndedShort(**message, round=round, steps=steps, why=_cut(reason))
                 case WentOn(round, without, reason):
-                    return NotAwaited(**said, round=round, peers=without[:16], why=_cut(reason))
+                    return NotAwaited(**message, round=round, peers=without[:16], why=_cut(reason))
                 case Left(_, reason):
-                    return Going(**said, how="leaving", why=_cut(reason))
+                    return Going(**message, how="leaving", why=_cut(reason))
                 case _:
                     about = {"round": getattr(event, "round", 0), "peer": getattr(event, "peer", "")}
-                    return Noted(**(said | about)) if said["words"] else None
+                    return Noted(**(message | about)) if message["words"] else None
         except ValidationError:
             self.left_out += 1
             return None

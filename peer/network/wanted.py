@@ -155,18 +155,18 @@ class Wanted(Generic[Key, Source]):
                 self._remember(self.sources[key], source)
                 self._try_proven(key)
                 continue
-            asked = self.asked.get(key)
-            if asked is None and self.places.take(source):
+            entry_asked = self.asked.get(key)
+            if entry_asked is None and self.places.take(source):
                 self.asked[key] = Asked([source], [source], now)
                 unknown.append(key)
-            elif asked is not None:
-                self._remember(asked.heard, source)
+            elif entry_asked is not None:
+                self._remember(entry_asked.heard, source)
                 # one more is asked if who was asked keeps this peer waiting, or is not known to give anything
-                stranger = source in self.speeds and not any(each in self.speeds for each in asked.of)
-                due = stranger or not asked.of or now - asked.at >= ENTRY_RETRY_SECONDS
-                if source not in asked.of and due and self.places.take(source):
-                    asked.of.append(source)
-                    asked.at = now
+                stranger = source in self.speeds and not any(other in self.speeds for other in entry_asked.of)
+                is_due = stranger or not entry_asked.of or now - entry_asked.at >= ENTRY_RETRY_SECONDS
+                if source not in entry_asked.of and is_due and self.places.take(source):
+                    entry_asked.of.append(source)
+                    entry_asked.at = now
                     unknown.append(key)
         return unknown
 
@@ -218,13 +218,15 @@ class Wanted(Generic[Key, Source]):
         if self.under_way >= BLOB_FETCHES or not self.waiting:
             return None
         ranks = Counter[int]()  # places that sources of each rank take, and whether one more of each may take one now
-        for busy, taken in self.busy.items():
-            ranks[self._rank(busy)] += taken - self.late[busy]
+        for busy, fetch_count in self.busy.items():
+            ranks[self._rank(busy)] += fetch_count - self.late[busy]
         strangers = ranks[0] + ranks[1] < (BLOB_FETCHES // 2 if self.speeds else BLOB_FETCHES)
         room = strangers and ranks[0] < BLOB_FETCHES // 4, strangers, True
         for count in (LOOKED_AT, LOOKED_AT_MOST):  # most that wait may be only where nothing is to be had now
             drawn = some(range(len(self.waiting)), count, chance)
-            choices = [(place, source) for place in drawn for source in self._free(self.waiting[place], room)]
+            choices = [
+                (rank_class, source) for rank_class in drawn for source in self._free(self.waiting[rank_class], room)
+            ]
             if choices or len(drawn) < count:
                 break
         if not choices:
@@ -234,8 +236,8 @@ class Wanted(Generic[Key, Source]):
             source = choice[1]
             return self._rank(source) > 0, self.speeds.get(source, self.usual_speed) / (1 + self.busy[source])
 
-        place, source = max(choices, key=promise)
-        key, self.waiting[place] = self.waiting[place], self.waiting[-1]
+        rank_class, source = max(choices, key=promise)
+        key, self.waiting[rank_class] = self.waiting[rank_class], self.waiting[-1]
         self.waiting.pop()
         self.under_way += 1
         self.busy[source] += 1
@@ -246,13 +248,13 @@ class Wanted(Generic[Key, Source]):
         """The sources from which a blob may be fetched now: from one that was too slow only where nobody else
         has it."""
         trying = self.trying.get(key, ())
-        left = [(source, self._rank(source)) for source in self.sources[key] if source not in trying]
+        sources_left = [(source, self._rank(source)) for source in self.sources[key] if source not in trying]
         if key in self.doubted:
-            left = [(source, rank) for source, rank in left if rank == PROVEN]
-        better = any(rank for _, rank in left)
+            sources_left = [(source, rank) for source, rank in sources_left if rank == PROVEN]
+        better = any(rank for _, rank in sources_left)
         return [
             source
-            for source, rank in left
+            for source, rank in sources_left
             if room[rank] and self.busy[source] < FETCHES_FROM_ONE[rank] and (rank or not better)
         ]
 
@@ -307,13 +309,17 @@ class Wanted(Generic[Key, Source]):
         if key not in self.sources:
             return False
         self.doubted.discard(key)  # whoever else has it
-        left = self.sources[key] = [each for each in self.sources[key] if each != source]
-        trying = self.trying[key] = [each for each in self.trying.get(key, []) if each != source]
-        if not left:
+        sources_left = self.sources[key] = [
+            other_source for other_source in self.sources[key] if other_source != source
+        ]
+        trying = self.trying[key] = [
+            other_source for other_source in self.trying.get(key, []) if other_source != source
+        ]
+        if not sources_left:
             self.drop(key)
-        elif len(left) > len(trying) and key not in self.waiting:
+        elif len(sources_left) > len(trying) and key not in self.waiting:
             self.waiting.append(key)
-        return bool(left)
+        return bool(sources_left)
 
     def _end(self, source: Source) -> None:
         self.under_way -= 1
@@ -332,19 +338,23 @@ class Wanted(Generic[Key, Source]):
         keys, which count as asked again."""
         instead: dict[Source, list[Key]] = {}
         for key in keys:
-            asked = self.asked.get(key)
-            if asked is None or source not in asked.of:
+            entry_asked = self.asked.get(key)
+            if entry_asked is None or source not in entry_asked.of:
                 continue
-            asked.heard = [each for each in asked.heard if each != source]
-            asked.of.remove(source)
+            entry_asked.heard = [other_source for other_source in entry_asked.heard if other_source != source]
+            entry_asked.of.remove(source)
             self.places.give_back(source)
-            others = [each for each in asked.heard if each not in asked.of and each not in self.mute]
+            others = [
+                other_source
+                for other_source in entry_asked.heard
+                if other_source not in entry_asked.of and other_source not in self.mute
+            ]
             other = max(others, key=self._rank, default=None)
             if other is not None and self.places.take(other):
-                asked.of.append(other)
-                asked.at = self.clock()
+                entry_asked.of.append(other)
+                entry_asked.at = self.clock()
                 instead.setdefault(other, []).append(key)
-            elif not asked.of:
+            elif not entry_asked.of:
                 del self.asked[key]
         return instead
 

@@ -55,9 +55,9 @@ class CheckedConnector(httpcore2.AsyncNetworkBackend):
         """Raises RefusedError: the host is not one that may be dialled."""
         async with asyncio.timeout(WEB_STALL_SECONDS):
             failed: Exception | None = None
-            for each in await asyncio.to_thread(dialled, host, port, self.allowed):
+            for address in await asyncio.to_thread(dialled, host, port, self.allowed):
                 try:
-                    return await self.network.connect_tcp(each, port, timeout, local_address, socket_options)
+                    return await self.network.connect_tcp(address, port, timeout, local_address, socket_options)
                 except (httpcore2.ConnectError, httpcore2.ConnectTimeout) as error:
                     failed = error
             raise failed or UnreachableError(f"{host} has no address")
@@ -74,11 +74,11 @@ def dialled(host: str, port: int, allowed: Allowed) -> list[str]:
         UnreachableError: it has none.
     """
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise UnreachableError(f"{host} has no address ({error})") from None
-    addresses = dict.fromkeys(str(where[0]) for *_, where in found)
-    good = [each for each in addresses if is_public(ip := ip_address(each)) or allowed(ip)]
+    addresses = dict.fromkeys(str(where[0]) for *_, where in infos)
+    good = [address for address in addresses if is_public(ip := ip_address(address)) or allowed(ip)]
     if addresses and not good:
         raise RefusedError(
             f"{host} is {next(iter(addresses))}, which is no public address: if it is your own network and you want "
@@ -144,12 +144,12 @@ def redirected(url: str, location: str) -> str:
         FormatError: nowhere, or away from TLS.
     """
     try:
-        there = urljoin(url, location).partition("#")[0]
+        target = urljoin(url, location).partition("#")[0]
     except ValueError:
-        there = ""
-    if url.startswith("https:") and not there.startswith("https:"):
-        raise FormatError(f"redirects away from https, to {there[:80]!r}")
-    return there
+        target = ""
+    if url.startswith("https:") and not target.startswith("https:"):
+        raise FormatError(f"redirects away from https, to {target[:80]!r}")
+    return target
 
 
 def require_plain(url: str) -> None:

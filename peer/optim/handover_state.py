@@ -101,11 +101,11 @@ def returned(own: Grid, blob: bytes, part: Part) -> Grid:
     Raises:
         DivergedError: the sum left the grid's range.
     """
-    given: dict[str, Tensor] = load(blob)
+    tensors: dict[str, Tensor] = load(blob)
     name = f"{ERROR_FEEDBACK}{part}."
     return {
-        each: to_int32(tensor.to(torch.int64) + given[name + each].to(torch.int64), "the error feedback")
-        if name + each in given
+        each: to_int32(tensor.to(torch.int64) + tensors[name + each].to(torch.int64), "the error feedback")
+        if name + each in tensors
         else tensor
         for each, tensor in own.items()
     }

@@ -53,7 +53,7 @@ def _largest(
     values: Units, chunks: int, columns: int, size: int, k: int, width: int, offsets: Offsets, kept: Units
 ) -> None:
     rows, across = size // columns, width // columns
-    magnitudes, found = np.empty(size, np.uint32), np.empty(size + 1, np.int16)
+    magnitudes, counts = np.empty(size, np.uint32), np.empty(size + 1, np.int16)
     for chunk in range(chunks):
         corner = (chunk // across) * rows * width + (chunk % across) * columns
         for row in range(rows):
@@ -64,11 +64,11 @@ def _largest(
         least, ties = _kth_largest(magnitudes, k)
         places = np.uint64(0)
         for i in range(size):
-            found[places] = i
+            counts[places] = i
             places += np.uint64(magnitudes[i] >= least)
         at = chunk * k
         for i in range(places):
-            offset = np.int64(found[i])
+            offset = np.int64(counts[i])
             if magnitudes[offset] == least:
                 ties -= 1
                 if ties < 0:
@@ -144,8 +144,8 @@ def outer_term_kernel(
     size, width = max(grid.size, grid.tail), grid.shape[-1] if len(grid.shape) == 2 else grid.columns
     stacked = np.asarray(offsets, np.int16)
     counts, over = np.asarray(weights, np.int64), 0 if senders else total
-    found = _term(stacked, values, counts, grid.k, grid.rows, grid.columns, width, size, eta, over, places, terms)
-    return places[:found], terms[:found]
+    terms_found = _term(stacked, values, counts, grid.k, grid.rows, grid.columns, width, size, eta, over, places, terms)
+    return places[:terms_found], terms[:terms_found]
 
 
 @compiled
@@ -164,26 +164,26 @@ def _term(
     terms: Terms,
 ) -> int:
     senders, totals, touched = np.zeros(size, np.int64), np.zeros(size, np.int64), np.empty(size, np.int64)
-    across, found = width // columns, 0
+    across, filled = width // columns, 0
     for start in range(0, offsets.shape[1], k):
-        chunk, here = start // k, 0
+        chunk, position = start // k, 0
         corner = (chunk // across) * rows * width + (chunk % across) * columns
         for one in range(len(offsets)):
             for i in range(start, min(start + k, offsets.shape[1])):
                 offset = np.int64(offsets[one, i])
                 if senders[offset] == 0:
-                    touched[here] = offset
-                    here += 1
+                    touched[position] = offset
+                    position += 1
                 totals[offset] += weights[one] * np.int64(values[one, i])
                 senders[offset] += weights[one]
-        for i in range(here):
+        for i in range(position):
             offset = touched[i]
             over = np.int64(total if total > 0 else senders[offset]) << 16
-            places[found] = corner + (offset if rows == 1 else offset // columns * width + offset % columns)
-            terms[found] = _divide_half_even(int(totals[offset] * eta), int(over))
-            found += 1
+            places[filled] = corner + (offset if rows == 1 else offset // columns * width + offset % columns)
+            terms[filled] = _divide_half_even(int(totals[offset] * eta), int(over))
+            filled += 1
             totals[offset], senders[offset] = 0, 0
-    return found
+    return filled
 
 
 @compiled

@@ -204,9 +204,9 @@ def weights(contributions: Sequence[Contribution], outer: Outer, eta: int) -> li
     """
     if outer.weights == "equal":
         return [1] * len(contributions)
-    counted = [max(1, each.steps) for each in contributions]
+    counted = [max(1, step_count.steps) for step_count in contributions]
     while sum(counted) * eta > kernels.LARGEST_FACTOR and max(counted) > 1:
-        counted = [max(1, each // 2) for each in counted]
+        counted = [max(1, step_count // 2) for step_count in counted]
     return counted
 
 
@@ -242,7 +242,9 @@ def _changes(
     """
     changes: dict[str, Change] = {}
     for name, tensor in grid.items():
-        removed, added = (_sparse_term(each, name, tuple(tensor.shape), manifest) for each in (before, after))
+        removed, added = (
+            _sparse_term(contributions, name, tuple(tensor.shape), manifest) for contributions in (before, after)
+        )
         places, terms = _difference(added, removed)
         if not kernels.fits(tensor.view(-1).numpy(), places, terms):
             raise DivergedError(f"{name} {OUT_OF_RANGE}")

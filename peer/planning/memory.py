@@ -134,16 +134,16 @@ def _on_device(manifest: Manifest, duty: Duty) -> tuple[int, int]:
         return 4 * parameter_count(manifest), max(evaluation, again)
     trained = TRAINED_DEVICE_BYTES * trained_values(manifest, duty) - MOMENT_BYTES * muon_values(manifest, duty)
     if duty.role == "datacenter":
-        kept = sum(microbatch_bytes(manifest, stage, duty.recompute) for stage in stages)
-        passes = kept + max(pass_bytes(manifest, stage, duty.recompute) for stage in stages)
+        activations = sum(microbatch_bytes(manifest, stage, duty.recompute) for stage in stages)
+        passes = activations + max(pass_bytes(manifest, stage, duty.recompute) for stage in stages)
         return trained, max(passes, evaluation, muon_step_bytes(manifest))
     if manifest.late(duty.stage):
         trained += 4 * trained_values(manifest, duty)  # the weights before the last step, for microbatches in flight
     bases = 2 if manifest.inner.subspace_steps else 1  # the boundaries' U, and Muon's
     looked_up = table + 4 * model.d * (model.d + bases * manifest.k) if manifest.compressed else 0
     looked_up += table if trains_factor(manifest, duty) else 0  # the embedding's T⊥, and its boundary's
-    kept = in_flight(manifest, duty.stage) * microbatch_bytes(manifest, duty.stage, duty.recompute)
-    passes = kept + pass_bytes(manifest, duty.stage, duty.recompute)
+    activations = in_flight(manifest, duty.stage) * microbatch_bytes(manifest, duty.stage, duty.recompute)
+    passes = activations + pass_bytes(manifest, duty.stage, duty.recompute)
     return trained + looked_up, max(passes, muon_step_bytes(manifest))
 
 

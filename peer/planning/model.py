@@ -128,14 +128,16 @@ def work_of(manifest: Manifest, compression: int | None = None, stage: int | Non
     stages = range(replicas.stages) if stage is None else (stage,)
     shares = shares_of(manifest)
     return StageWork(
-        operations=tokens * operations_per_token(manifest) * max(shares[each] for each in stages),
+        operations=tokens * operations_per_token(manifest) * max(shares[stage_index] for stage_index in stages),
         forward_bytes=forward + 4 * inner.microbatch * (model.context + 1),
         backward_bytes=backward,
         microbatches=inner.microbatches,
         stages=replicas.stages,
         steps=inner.steps,
         replicas=replicas.total,
-        contribution=max(sum(expected_bytes(manifest, part) for part in parts_authored(each)) for each in stages),
+        contribution=max(
+            sum(expected_bytes(manifest, part) for part in parts_authored(stage_index)) for stage_index in stages
+        ),
         neighbours=None if stage is None else (stage > 0) + (stage < replicas.stages - 1),
         overlap=inner.overlap,
     )

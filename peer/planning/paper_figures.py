@@ -55,7 +55,7 @@ def read_measured(path: Path) -> list[dict[str, Any]]:
     """
     try:
         points = json.loads(path.read_bytes())["points"]
-        return [{key: float(each[key]) for key in ("k_over_d", "mbps", "outer", "utilization")} for each in points]
+        return [{key: float(point[key]) for key in ("k_over_d", "mbps", "outer", "utilization")} for point in points]
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError) as error:
@@ -75,29 +75,29 @@ def draw_figures(path: Path, measured: Iterable[dict[str, Any]] = ()) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.2))
+    figure, (left_axes, right) = pyplot.subplots(1, 2, figsize=(11, 4.2))
     for colour, ratio in zip(LINE_COLOURS, RATIOS, strict=True):
-        rates = [volunteer(each) for each in MEGABITS]
+        rates = [volunteer(rate) for rate in MEGABITS]
         name = "whole activations" if ratio == 1 else f"k = d/{ratio}"
-        alone = [100 * step_of(seventy_billion(ratio), each).utilization for each in rates]
-        counted = [100 * round_of(seventy_billion(ratio), each).utilization for each in rates]
-        left.plot(MEGABITS, alone, color=colour, label=name)
-        left.plot(MEGABITS, counted, color=colour, linestyle="--", linewidth=1)
+        alone = [100 * step_of(seventy_billion(ratio), rate).utilization for rate in rates]
+        counted = [100 * round_of(seventy_billion(ratio), rate).utilization for rate in rates]
+        left_axes.plot(MEGABITS, alone, color=colour, label=name)
+        left_axes.plot(MEGABITS, counted, color=colour, linestyle="--", linewidth=1)
         for point in measured:
             if _nearest(point["k_over_d"]) == ratio:
                 mark = "x" if point["outer"] else "o"
-                left.plot(point["mbps"], 100 * point["utilization"], mark, color=colour, markersize=6)
-    left.set(xscale="log", xlabel="Mb/s each way", ylabel="share of compute used, %", ylim=(0, 102))
-    left.set_xticks(MEGABITS, [f"{each}" for each in MEGABITS])
+                left_axes.plot(point["mbps"], 100 * point["utilization"], mark, color=colour, markersize=6)
+    left_axes.set(xscale="log", xlabel="Mb/s each way", ylabel="share of compute used, %", ylim=(0, 102))
+    left_axes.set_xticks(MEGABITS, [f"{rate}" for rate in MEGABITS])
     title = "70 B weights, 4 stages, A100s; dashed, and crosses: with the outer exchange"
-    left.set_title(title, fontsize=9)
+    left_axes.set_title(title, fontsize=9)
     for offset, operations, name in ((-0.2, A100, "A100"), (0.2, 400e12, "H100")):
-        heights = [100 * step_of(half_a_billion(each), volunteer(1000, operations)).utilization for each in RATIOS]
-        right.bar([place + offset for place in range(len(RATIOS))], heights, 0.38, label=name)
-    right.set_xticks(range(len(RATIOS)), ["whole" if each == 1 else f"d/{each}" for each in RATIOS])
+        heights = [100 * step_of(half_a_billion(rate), volunteer(1000, operations)).utilization for rate in RATIOS]
+        right.bar([position + offset for position in range(len(RATIOS))], heights, 0.38, label=name)
+    right.set_xticks(range(len(RATIOS)), ["whole" if rate == 1 else f"d/{rate}" for rate in RATIOS])
     right.set(ylim=(0, 102), xlabel="k")
     right.set_title("512 M weights, 4 stages, 1 Gb/s", fontsize=9)
-    for axes in (left, right):
+    for axes in (left_axes, right):
         axes.legend(fontsize=8, frameon=False)
         axes.grid(alpha=0.25)
     figure.tight_layout()

@@ -34,13 +34,13 @@ class BlockCache:
         self.folder, self.most_bytes = folder, most_bytes
         self._lock = threading.Lock()  # a few blocks come at once, each with a thread of its own
         folder.mkdir(parents=True, exist_ok=True)
-        found = []
+        ranges = []
         for path in folder.iterdir():
             if path.name.startswith("."):  # cut short while it was written
                 path.unlink()
             else:
-                found.append((path.stat().st_mtime_ns, path.name, path.stat().st_size))
-        self._sizes = {name: size for _, name, size in sorted(found)}
+                ranges.append((path.stat().st_mtime_ns, path.name, path.stat().st_size))
+        self._sizes = {name: size for _, name, size in sorted(ranges)}
         self._make_room(0)
 
     @property

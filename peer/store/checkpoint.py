@@ -121,7 +121,7 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int = CHECKPOIN
         state = CheckpointState(
             round=checkpoint.round,
             contributed=checkpoint.contributed,
-            parts={str(part): each.state for part, each in checkpoint.parts.items()},
+            parts={str(part): part_state.state for part, part_state in checkpoint.parts.items()},
             files=files,
             given=handovers.given,
             heir=handovers.heir,
@@ -195,12 +195,12 @@ def after_leaving(folder: Path) -> Checkpoint:
         ResourceError: it has what nobody else has: error feedback, or what is set aside for an heir that has not
             answered.
     """
-    for kept in candidates(folder)[:1]:
-        errors = (tensor for part in kept.parts.values() for tensor in part.error_feedback.values())
-        if kept.handovers.heir or any(bool(tensor.any()) for tensor in errors):
+    for candidate in candidates(folder)[:1]:
+        errors = (tensor for part in candidate.parts.values() for tensor in part.error_feedback.values())
+        if candidate.handovers.heir or any(bool(tensor.any()) for tensor in errors):
             raise ResourceError("nobody has taken over its error feedback")
-        handovers = Handovers(given=kept.handovers.given, taken=kept.handovers.taken)
-        return Checkpoint(0, kept.contributed, {}, {}, handovers)
+        handovers = Handovers(given=candidate.handovers.given, taken=candidate.handovers.taken)
+        return Checkpoint(0, candidate.contributed, {}, {}, handovers)
     return Checkpoint(0, 0, {}, {})
 
 
@@ -213,7 +213,9 @@ def leave_stage(folder: Path) -> None:
     """
     write_checkpoint(folder, after_leaving(folder), keep=1)
     (folder / SETTLED).unlink(missing_ok=True)
-    contributions = (each for each in (folder / "contributions").glob("*") if each.name != "revocations")
+    contributions = (
+        contribution for contribution in (folder / "contributions").glob("*") if contribution.name != "revocations"
+    )
     for path in (folder / "snapshots", *contributions):
         shutil.rmtree(path, ignore_errors=True)
 
@@ -246,9 +248,11 @@ def _read(path: Path) -> Checkpoint:
         return (path / name).read_bytes() if name in state.files else None
 
     parts = {
-        Part(part): PartCheckpoint(each, tensors(f"{part}.error_feedback.safetensors"), blob(f"{part}.contribution"))
-        for part, each in state.parts.items()
+        Part(part): PartCheckpoint(
+            part_state, tensors(f"{part}.error_feedback.safetensors"), blob(f"{part}.contribution")
+        )
+        for part, part_state in state.parts.items()
     }
-    taken = {PeerId(giver): number for giver, number in state.taken.items()}
-    handovers = Handovers(state.given, PeerId(state.heir) if state.heir else "", blob(BEQUEST) or b"", taken)
+    numbers = {PeerId(giver): number for giver, number in state.taken.items()}
+    handovers = Handovers(state.given, PeerId(state.heir) if state.heir else "", blob(BEQUEST) or b"", numbers)
     return Checkpoint(state.round, state.contributed, parts, tensors(OPTIMIZER), handovers)

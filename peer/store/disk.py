@@ -120,11 +120,12 @@ def require_space(space: Space, folder: Path, what: str, limited: bool) -> None:
                 f"give --max-disk {megabytes_above(space.needed)}",
             ),
         )
-    free, there = free_disk(folder), bytes_in(folder)
-    if space.needed > (usable := there + int(SHARE * free)):
+    free, bytes_here = free_disk(folder), bytes_in(folder)
+    if space.needed > (usable := bytes_here + int(SHARE * free)):
         raise ResourceError(
-            f"not enough disk for {what}, which keeps up to {size(space.needed)}: {folder} has {size(there)} of it and "
-            f"{size(free)} are free, a tenth of which stays free; make room, or give another disk's folder with --dir",
+            f"not enough disk for {what}, which keeps up to {size(space.needed)}: {folder} has {size(bytes_here)} of "
+            f"it and {size(free)} are free, a tenth of which stays free; make room, or give another disk's folder with "
+            "--dir",
             Shortage(
                 f"{size(space.needed)} of disk, and {size(usable)} can be had",
                 "make room, or give another disk's folder with --dir",

@@ -43,13 +43,13 @@ def operators_folder(given: Path | None) -> Path:
     Raises:
         ResourceError: it holds no run, or there is not exactly one.
     """
-    found = [given] if given else sorted(path.parent for path in home().glob(f"bootstrap-*/{DESCRIPTOR}"))
-    if len(found) != 1 or not (found[0] / DESCRIPTOR).exists():
-        among = f" (there are {', '.join(map(str, found))})" if len(found) > 1 else ""
+    folders = [given] if given else sorted(path.parent for path in home().glob(f"bootstrap-*/{DESCRIPTOR}"))
+    if len(folders) != 1 or not (folders[0] / DESCRIPTOR).exists():
+        among = f" (there are {', '.join(map(str, folders))})" if len(folders) > 1 else ""
         raise ResourceError(
             f"name the bootstrap node's folder with --dir: the one that holds its key and run.json{among}"
         )
-    return found[0]
+    return folders[0]
 
 
 def operators_ticket(folder: Path) -> Ticket:
@@ -71,15 +71,15 @@ def locked(folder: Path, *others: Path) -> Iterator[Path]:
     Raises:
         ResourceError: other processes hold all of them, or one cannot be made.
     """
-    for each in (folder, *others):
+    for lock_folder in (folder, *others):
         try:
-            each.mkdir(parents=True, exist_ok=True)
-            descriptor = open_regular(each / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+            lock_folder.mkdir(parents=True, exist_ok=True)
+            descriptor = open_regular(lock_folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
-            raise ResourceError(f"cannot use the folder {each}: {reason_of(error)}") from None
+            raise ResourceError(f"cannot use the folder {lock_folder}: {reason_of(error)}") from None
         try:
             if try_lock(descriptor):
-                yield each
+                yield lock_folder
                 return
         finally:
             os.close(descriptor)

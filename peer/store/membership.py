@@ -87,14 +87,14 @@ def claim_folder(folder: Path, descriptor: Descriptor) -> bool:
     Raises:
         ResourceError: the folder is another run's, by its descriptor or its card; or it cannot be written.
     """
-    marker, own = folder / DESCRIPTOR, descriptor.canonical()
-    there = marker.read_bytes() if marker.exists() else b""
-    if there == own:
+    marker, own_bytes = folder / DESCRIPTOR, descriptor.canonical()
+    marked = marker.read_bytes() if marker.exists() else b""
+    if marked == own_bytes:
         return False
-    if _is_descriptor(there) or _run_of_card(read_membership(folder).card) not in (None, descriptor.run_id):
+    if _is_descriptor(marked) or _run_of_card(read_membership(folder).card) not in (None, descriptor.run_id):
         raise ResourceError(f"{folder} holds another run's files; give this run a folder of its own with --dir")
-    write_atomically(marker, own)
-    return bool(there)
+    write_atomically(marker, own_bytes)
+    return bool(marked)
 
 
 def _is_descriptor(data: bytes) -> bool:

@@ -169,8 +169,8 @@ def _signed(data: bytes) -> tuple[bytes, list[bytes], int]:
     def signed() -> bytes:
         if data[unpacker.tell() : unpacker.tell() + 1] not in (b"\xc4", b"\xc5", b"\xc6"):
             raise ValueError("not bytes")
-        found: bytes = unpacker.unpack()
-        return found
+        unpacked: bytes = unpacker.unpack()
+        return unpacked
 
     if unpacker.read_array_header() != 2:
         raise ValueError("not a proof and receipts")
@@ -261,18 +261,20 @@ class SnapshotStore:
         mine = sorted((each for each in mine if each.part == header.part), key=lambda each: each.round)
         past = [each for each in mine if each.round < header.round]
         older, recent = past[: 1 - SNAPSHOTS_KEPT], past[1 - SNAPSHOTS_KEPT :]
-        since = {each.digest: self.unasked.get(kept, SNAPSHOTS_KEPT) for each, kept in self.headers.values()}
-        asked = [each for each in older if since[each.digest] < SNAPSHOTS_KEPT]
+        since = {each.digest: self.unasked.get(kept_path, SNAPSHOTS_KEPT) for each, kept_path in self.headers.values()}
+        requested = [each for each in older if since[each.digest] < SNAPSHOTS_KEPT]
         for old in mine:
-            if old not in recent and old not in asked[:ASKED_KEPT]:
+            if old not in recent and old not in requested[:ASKED_KEPT]:
                 self._drop(old)
-        for file in self.unasked.keys() & {kept for each, kept in self.headers.values() if each.part == header.part}:
+        for file in self.unasked.keys() & {
+            kept_path for each, kept_path in self.headers.values() if each.part == header.part
+        }:
             self.unasked[file] += 1
         self.headers[header.digest] = header, path
         for index, sha256 in enumerate(header.pieces):
             size = piece_bytes(self.manifest, header.part, index)
             self.pieces[sha256] = Slice(path, index * PIECE_BYTES, size)
-        served = {kept.stem for each, kept in self.headers.values() if each.part == header.part}
+        served = {kept_path.stem for each, kept_path in self.headers.values() if each.part == header.part}
         for file in self.directory.glob(f"{header.part}-????????.*"):
             if file.stem not in served and file.suffix != PARTIAL:
                 file.unlink(missing_ok=True)

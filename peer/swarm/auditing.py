@@ -55,37 +55,37 @@ class Auditor:
         loss = await run(held_out_loss, self.evaluator, grids)
         for round in sorted({round for round, _ in drawn}):
             sets = {
-                part: await followed.read_all(each.settled[round])
-                for part, each in followed.parts.items()
-                if round in each.settled
+                part: await followed.read_all(followed_part.settled[round])
+                for part, followed_part in followed.parts.items()
+                if round in followed_part.settled
             }
             gains: dict[PeerId, float] = {}
             alike: dict[Pair, float] = {}
             for author in sorted(author for at, author in drawn if at == round):
                 if outer.leaving:
                     return
-                own = {part: sets[part] for part in drawn[round, author]}
-                gains[author] = await run(gain, self.evaluator, grids, own, author, loss)
-                alike |= await run(overlaps, own, author, self.evaluator)
+                own_sets = {part: sets[part] for part in drawn[round, author]}
+                gains[author] = await run(gain, self.evaluator, grids, own_sets, author, loss)
+                alike |= await run(overlaps, own_sets, author, self.evaluator)
             outer.emit(Audited(round, {str(author): gain for author, gain in gains.items()}))
-            for found in (*self.verdicts.hear(round, gains), *self.verdicts.hear_overlaps(round, alike)):
-                or_else = or_was_misled(outer.discovery.peers(), found.peer) if found.since else ""
-                outer.emit(Suspected(found.peer, found.reason + or_else, found.since))
+            for finding in (*self.verdicts.hear(round, gains), *self.verdicts.hear_overlaps(round, alike)):
+                or_else = or_was_misled(outer.discovery.peers(), finding.peer) if finding.since else ""
+                outer.emit(Suspected(finding.peer, finding.reason + or_else, finding.since))
         await outer.discovery.publish(scores=self.verdicts.scores())
 
     def unseen(self, followed: FollowedParts) -> dict[AuditKey, list[Part]]:
         """What is in the grids and was not there the last time: round and author → parts. An author's parts are matched
         by its name alone: each stage of a group is another peer."""
-        here = {
+        accepted_here = {
             (part, round, author)
-            for part, each in followed.parts.items()
-            for round, chosen in each.settled.items()
+            for part, followed_part in followed.parts.items()
+            for round, chosen in followed_part.settled.items()
             for author in chosen
         }
         fresh: dict[AuditKey, list[Part]] = {}
-        for part, round, author in sorted(here - self.looked_at):
+        for part, round, author in sorted(accepted_here - self.looked_at):
             fresh.setdefault((round, author), []).append(part)
-        self.looked_at = here
+        self.looked_at = accepted_here
         return fresh
 
     def draw(self, fresh: Mapping[AuditKey, list[Part]]) -> dict[AuditKey, list[Part]]:

@@ -33,29 +33,29 @@ LAST_RECEIPTS_SECONDS = 3.0
 async def outer_loop(node: Node, authored: Sequence[Part]) -> OuterLoop:
     """Take up the outer state of the parts that a peer follows, as its folder has it, or at genesis; with error
     feedback for the parts that it authors."""
-    place, intake = node.place, node.reconciler.intake
+    admitted, intake = node.place, node.reconciler.intake
     parts = {}
     for part, ledger in intake.ledgers.items():
-        genesis = await place.torch_thread.run(read_part, place.directory, place.manifest, part)
-        parts[part] = FollowedPart(OuterState.begin(place.manifest, part, genesis, part in authored), ledger)
+        genesis = await admitted.torch_thread.run(read_part, admitted.directory, admitted.manifest, part)
+        parts[part] = FollowedPart(OuterState.begin(admitted.manifest, part, genesis, part in authored), ledger)
     followed = FollowedParts(
-        manifest=place.manifest,
+        manifest=admitted.manifest,
         run_id=node.discovery.run_id,
         me=node.discovery.record.peer_id,
         parts=parts,
         contribution_store=intake.contribution_store,
         snapshots=node.services.snapshots,
-        torch_thread=place.torch_thread,
+        torch_thread=admitted.torch_thread,
         closed=node.earned.close,
     )
     outer = OuterLoop(
-        manifest=place.manifest,
-        folder=place.directory,
+        manifest=admitted.manifest,
+        folder=admitted.directory,
         followed=followed,
         discovery=node.discovery,
         reconciler=node.reconciler,
         emit=node.emit,
-        pace=Pace(place.manifest.outer.patience),
+        pace=Pace(admitted.manifest.outer.patience),
         asked_to_leave=node.asked_to_leave,
     )
     await resume_from_folder(outer)

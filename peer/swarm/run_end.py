@@ -160,7 +160,7 @@ async def keep_asking_the_node(outer: OuterLoop, ask: AskNode, clock: Callable[[
     """Ask the operator's node how far the run is for as long as this peer trains: when it has slept, while nobody else
     trains here or it waits for a state, while those that were rounds ahead, or had finished the last round, are gone,
     and now and then while no round ends. A peer that has others to train with sees by them how far the run is."""
-    asked = looked = since = clock()
+    asked_at = looked = since = clock()
     finished = outer.clock
     while not outer.over:
         await asyncio.sleep(CLOCK_POLL_SECONDS)
@@ -170,11 +170,11 @@ async def keep_asking_the_node(outer: OuterLoop, ask: AskNode, clock: Callable[[
         slept, looked = now - looked > CLOCK_POLL_SECONDS + SLEPT_SECONDS, now
         alone = all(peer.role == "observer" for peer in outer.discovery.others())
         waits_for_state = bool(outer.discovery.record.phase)
-        left = outer.reconciler.witnesses.were_ahead(outer.clock) or _somebody_has_ended(outer)
-        idle = now - since > max(IDLE_SECONDS, 2 * outer.pace.usual) and now - asked >= IDLE_ASK_SECONDS
-        if slept or idle or ((alone or waits_for_state or left) and now - asked >= NODE_POLL_SECONDS):
+        is_left_behind = outer.reconciler.witnesses.were_ahead(outer.clock) or _somebody_has_ended(outer)
+        idle = now - since > max(IDLE_SECONDS, 2 * outer.pace.usual) and now - asked_at >= IDLE_ASK_SECONDS
+        if slept or idle or ((alone or waits_for_state or is_left_behind) and now - asked_at >= NODE_POLL_SECONDS):
             await ask_whether_over(outer, ask)
-            asked = now
+            asked_at = now
 
 
 def _somebody_has_ended(outer: OuterLoop) -> bool:
@@ -206,8 +206,8 @@ async def take_last_state(outer: OuterLoop, holds: bool = False) -> None:
         outer.compared = True
         await outer.settle()
     else:
-        here = f"{outer.folder} has the one after round {outer.clock - 1}"
-        outer.emit(Progress(f"{over(outer)}, and nobody who is there holds the last state; {here}"))
+        explanation = f"{outer.folder} has the one after round {outer.clock - 1}"
+        outer.emit(Progress(f"{over(outer)}, and nobody who is there holds the last state; {explanation}"))
 
 
 def over(outer: OuterLoop) -> str:

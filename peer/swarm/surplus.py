@@ -95,8 +95,10 @@ class Watch:
         and a round has ended meanwhile, if anybody trains and one has ended before (until then the run may gather); and
         not between its contribution to a round and the end of that."""
         planned = moves(peers, stages, self.late - {me.peer_id})
-        kept = {peer: seen for peer, seen in self.since.items() if planned.get(peer) == seen[0]}
-        self.since = {peer: kept.get(peer, (stage, now, me.round)) for peer, stage in planned.items()}
+        still_planned = {
+            peer: since_seen for peer, since_seen in self.since.items() if planned.get(peer) == since_seen[0]
+        }
+        self.since = {peer: still_planned.get(peer, (stage, now, me.round)) for peer, stage in planned.items()}
         trains = any(peer.role == "datacenter" for peer in peers) or bool(in_whole_groups(peers, stages))
 
         def lasts(peer: PeerId, times: int) -> bool:
@@ -104,5 +106,5 @@ class Watch:
             return now - began >= times * SURPLUS_SECONDS and (me.round >= round + times or not trains or not me.round)
 
         self.late |= {peer for peer in planned if lasts(peer, OVERDUE_MOVE_RATIO)}
-        due = me.peer_id in planned and lasts(me.peer_id, 1) and me.contributed <= me.round
-        return planned[me.peer_id] if due else None
+        is_due = me.peer_id in planned and lasts(me.peer_id, 1) and me.contributed <= me.round
+        return planned[me.peer_id] if is_due else None

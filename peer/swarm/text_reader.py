@@ -166,11 +166,13 @@ async def block_reader(
 
         async def known() -> Sequence[BlockSource]:
             urls = (*await asyncio.to_thread(mirrors_of, directory), *dataset.manifest.mirrors)
-            found: list[BlockSource] = [HttpMirror(url, client, sources.bandwidth) for url in dict.fromkeys(urls)]
+            block_sources: list[BlockSource] = [
+                HttpMirror(url, client, sources.bandwidth) for url in dict.fromkeys(urls)
+            ]
             if (node := await asyncio.to_thread(node_of, directory)) is not None:
                 others = tuple(sources.other_doors(node.address))
-                found.append(NodeMirror(node, manifest, sources.credentials, sources.bandwidth, others=others))
-            return found
+                block_sources.append(NodeMirror(node, manifest, sources.credentials, sources.bandwidth, others=others))
+            return block_sources
 
         store = BlockStore(dataset, sources.folder, cache, Mirrors(known, emit).fetch, emit)
         try:

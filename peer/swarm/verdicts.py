@@ -77,13 +77,13 @@ class Verdicts:
                 del mine[old]
         in_round = {author: mine[round] for author, mine in self.gains.items() if round in mine}
         blamed = harmful(in_round)
-        found = []
+        findings = []
         for author in sorted(in_round):
-            kept = self.harm.get(author, set()) & self.gains[author].keys()
-            self.harm[author] = kept | {round} if author in blamed else kept - {round}
+            parts_harmed = self.harm.get(author, set()) & self.gains[author].keys()
+            self.harm[author] = parts_harmed | {round} if author in blamed else parts_harmed - {round}
             if len(self.harm[author]) >= HARMFUL_AUDITS and author not in self.suspected:
-                found.append(self._suspect(author))
-        return found
+                findings.append(self._suspect(author))
+        return findings
 
     def _suspect(self, author: PeerId) -> Suspicion:
         rounds = sorted(self.harm[author])
@@ -96,15 +96,15 @@ class Verdicts:
     def hear_overlaps(self, round: int, places: Mapping[Pair, float]) -> list[Suspicion]:
         """Which share of places, beyond chance, two authors have in common in a round; both, if it is large again and
         again."""
-        found = []
+        findings = []
         for pair, share in places.items():
-            seen = self.alike.setdefault(pair, set())
-            if share < COPIED_PLACES or round in seen or len(seen) >= COPIED_ROUNDS:
+            rounds_alike = self.alike.setdefault(pair, set())
+            if share < COPIED_PLACES or round in rounds_alike or len(rounds_alike) >= COPIED_ROUNDS:
                 continue
-            seen.add(round)
-            if len(seen) == COPIED_ROUNDS:
-                found += [_copies(one, other, share) for one, other in (pair, pair[::-1])]
-        return found
+            rounds_alike.add(round)
+            if len(rounds_alike) == COPIED_ROUNDS:
+                findings += [_copies(one, other, share) for one, other in (pair, pair[::-1])]
+        return findings
 
     def under_watch(self, author: PeerId) -> bool:
         """Whether it has done harm lately, and is not suspected yet: more audits will tell."""
@@ -123,13 +123,13 @@ def harmful(gains: Mapping[PeerId, float]) -> set[PeerId]:
     the middle one, so that fewer than half cannot hide each other. Not their spread: what honest peers gain differs
     tenfold, from a first stage to a datacenter, and their spread would hide a small poisoner.
     """
-    found = set()
+    harmful_authors = set()
     for author, gain in gains.items():
         others = [each for other, each in gains.items() if other != author]
         usual = median(others) if others else 0.0
         if gain < min(0.0, 2 * usual) - FLOOR_NATS:
-            found.add(author)
-    return found
+            harmful_authors.add(author)
+    return harmful_authors
 
 
 def _copies(one: PeerId, other: PeerId, share: float) -> Suspicion:

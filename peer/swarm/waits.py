@@ -96,8 +96,8 @@ def for_contributions(
     of = f", of {_names(missing)}" if missing else ", of peers that are not here yet" if len(awaited) < least else ""
     ends = "they come, or the round's deadline passes" if most_seconds is not None else "half of them are here"
     ends = ends if awaited else "somebody trains"
-    here, needed = len(awaited) - len(missing), max(len(awaited), least)
-    return Waiting(f"contributions to round {round}{of}", ends, here, needed, most_seconds, round, brief)
+    arrived, needed = len(awaited) - len(missing), max(len(awaited), least)
+    return Waiting(f"contributions to round {round}{of}", ends, arrived, needed, most_seconds, round, brief)
 
 
 def for_a_lost_state(peers: Peers, manifest: Manifest) -> Waiting | None:

@@ -54,12 +54,12 @@ COMPILING = "torch compiles the layers, which takes a minute or more"
 async def serve_stage(node: Node) -> None:
     """Train one stage in one group after another, and follow the rounds in between. A volunteer that leaves before the
     last round hands over."""
-    place, services, settings = node.place, node.services, node.settings
-    arithmetic = settings.arithmetic(place.manifest, place.stage, place.device)  # before anything takes memory
-    outer = await outer_loop(node, parts_authored(place.stage))
-    thread = place.torch_thread
-    node.emit(Progress(arithmetic.words(place.device)))
-    make = partial(StageTrainer, place.manifest, place.stage, "group", await place.basis(), place.device)
+    admitted, services, settings = node.place, node.services, node.settings
+    arithmetic = settings.arithmetic(admitted.manifest, admitted.stage, admitted.device)  # before anything takes memory
+    outer = await outer_loop(node, parts_authored(admitted.stage))
+    thread = admitted.torch_thread
+    node.emit(Progress(arithmetic.words(admitted.device)))
+    make = partial(StageTrainer, admitted.manifest, admitted.stage, "group", await admitted.basis(), admitted.device)
     trainer = await thread.run(partial(make, arithmetic=arithmetic))
     await thread.run(trainer.load, outer.followed.grids)
     if arithmetic.compiled:  # before others wait for this peer
@@ -71,7 +71,7 @@ async def serve_stage(node: Node) -> None:
     if split_backward:
         trainer.split_backward()
     async with swarm_membership(node, outer) as tasks:
-        here = StageRound(
+        stage_round = StageRound(
             outer,
             trainer,
             Handover(outer, services.handover, trainer),
@@ -80,39 +80,39 @@ async def serve_stage(node: Node) -> None:
             split_backward,
             settings.memory_limit,
         )
-        here.pace.first = first_seconds(place.manifest.tokens_per_step, speed)
+        stage_round.pace.first = first_seconds(admitted.manifest.tokens_per_step, speed)
         seats = GroupSeats(node.reconciler, services.pipeline, tasks)
-        if place.stage == 0:
-            async with place.reading(node.emit) as reader:
+        if admitted.stage == 0:
+            async with admitted.reading(node.emit) as reader:
                 await reader.begin(outer.workload.upcoming(outer.clock, outer.workload.share(outer.clock)))
-                await ServedStage(here, seats, reader, Choice.of(place.manifest)).serve()
+                await ServedStage(stage_round, seats, reader, Choice.of(admitted.manifest)).serve()
         else:
-            await ServedStage(here, seats).serve()
+            await ServedStage(stage_round, seats).serve()
         if not outer.over:
-            await here.handover.hand_over(for_good=node.next_stage.done())
+            await stage_round.handover.hand_over(for_good=node.next_stage.done())
     outer.tell_finished()
 
 
 async def serve_datacenter(node: Node) -> None:
     """Train a whole, uncompressed replica through all rounds. The first datacenter also evaluates, and so does one that
     audits."""
-    place, audits = node.place, node.settings.audit
-    split = node.settings.split(place.manifest, place.device)
-    node.emit(Progress(split.arithmetic.words(place.device)))
+    admitted, audits = node.place, node.settings.audit
+    split = node.settings.split(admitted.manifest, admitted.device)
+    node.emit(Progress(split.arithmetic.words(admitted.device)))
     async with _replica(node, split) as replica:
-        outer = await outer_loop(node, list(model_layout(place.manifest)))
+        outer = await outer_loop(node, list(model_layout(admitted.manifest)))
         await _all_there(outer, replica, lambda: outer.leaving or outer.over)
-        async with place.reading(node.emit) as reader:
-            first = node.discovery.record.slot == place.manifest.replicas.total - 1
-            evaluator = await _evaluator(place, reader, replica) if first or audits else None
+        async with admitted.reading(node.emit) as reader:
+            first = node.discovery.record.slot == admitted.manifest.replicas.total - 1
+            evaluator = await _evaluator(admitted, reader, replica) if first or audits else None
             auditor = Auditor(evaluator) if evaluator is not None and audits else None
             await reader.begin(outer.workload.upcoming(outer.clock, outer.workload.share(outer.clock)))
             if node.settings.compiled:  # before others wait for this peer
                 node.emit(Progress(COMPILING))
                 with suppress(LostMemberError):  # the first round begins with it, then
-                    await place.torch_thread.run(replica.load, outer.followed.grids)
-                    await place.torch_thread.run(replica.warm_up)
-            await place.torch_thread.run(replica.load_optimizer, outer.optimizer)
+                    await admitted.torch_thread.run(replica.load, outer.followed.grids)
+                    await admitted.torch_thread.run(replica.warm_up)
+            await admitted.torch_thread.run(replica.load_optimizer, outer.optimizer)
             async with swarm_membership(node, outer):
                 await node.discovery.publish(replica=node.discovery.record.peer_id)
                 while not (outer.begun or outer.over or outer.leaving):
@@ -136,10 +136,10 @@ async def serve_datacenter(node: Node) -> None:
 @asynccontextmanager
 async def _replica(node: Node, split: Split) -> AsyncIterator[Replica]:
     """Make the replica to train, in this process or in several, which end with the block."""
-    place, settings = node.place, node.settings
+    admitted, settings = node.place, node.settings
     if split.ranks == 1:
-        yield await place.torch_thread.run(
-            lambda: WholeReplica(place.manifest, "datacenter", None, place.device, arithmetic=split.arithmetic)
+        yield await admitted.torch_thread.run(
+            lambda: WholeReplica(admitted.manifest, "datacenter", None, admitted.device, arithmetic=split.arithmetic)
         )
         return
     loop = asyncio.get_running_loop()
@@ -150,20 +150,20 @@ async def _replica(node: Node, split: Split) -> AsyncIterator[Replica]:
     async def keep_mending() -> None:
         while True:
             await asyncio.sleep(MEND_SECONDS)
-            await place.torch_thread.run(replica.mend)
+            await admitted.torch_thread.run(replica.mend)
 
     machines = None
     if split.machines > 1:
         meeting = settings.meeting
         secret = read_secret(meeting.secret_file, make=True)
-        hello = Hello.of(split.machines, split.processes, place.device.type, place.manifest.digest)
+        hello = Hello.of(split.machines, split.processes, admitted.device.type, admitted.manifest.digest)
         machines = Machines(hello, partial(LinkListener, meeting.host, meeting.port, secret))
-    replica = ShardedReplica(place.manifest, place.device, split, say, machines)
+    replica = ShardedReplica(admitted.manifest, admitted.device, split, say, machines)
     try:
         async with Children() as children:
             children.spawn(keep_mending())
             if machines is None:
-                await place.torch_thread.run(replica.start)
+                await admitted.torch_thread.run(replica.start)
             yield replica
     finally:
         await asyncio.to_thread(replica.stop)

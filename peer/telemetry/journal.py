@@ -98,13 +98,13 @@ def read_journal(folder: Path) -> list[JournalEntry]:
     Raises:
         ResourceError: it cannot be read.
     """
-    found = []
+    entries = []
     for line in logged_lines(folder / EVENTS_FILE):
         try:
-            found.append(_noted(json.loads(line)))
+            entries.append(_noted(json.loads(line)))
         except (ValueError, KeyError, TypeError, RecursionError):
             continue
-    return found
+    return entries
 
 
 def _noted(row: Any) -> JournalEntry:
@@ -116,7 +116,9 @@ def _noted(row: Any) -> JournalEntry:
     kind = EVENT_TYPES[str(row["event"])]
     if kind is Progress and row["level"] == "warning":
         kind = Warned
-    known = {each.name for each in fields(kind)}
-    lost = {each.name: math.nan for each in fields(kind) if each.type is float and row.get(each.name, 0) is None}
-    event: Event = kind(**{name: each for name, each in row.items() if name in known or name not in HEAD} | lost)
+    field_names = {value.name for value in fields(kind)}
+    lost = {value.name: math.nan for value in fields(kind) if value.type is float and row.get(value.name, 0) is None}
+    event: Event = kind(
+        **{name: value for name, value in row.items() if name in field_names or name not in HEAD} | lost
+    )
     return JournalEntry(float(row["time"]), int(row["in_round"]), event)

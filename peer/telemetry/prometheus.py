@@ -36,19 +36,24 @@ class Metrics:
     def __init__(self, status: Status, memory: Callable[[], int]) -> None:
         """`status` hears each event before; `memory` gives the bytes that this process and its children hold."""
         self.status = status
-        own = self.registry = CollectorRegistry()
-        self.info = Info("hetpeer_peer", "This peer and its place in the run", registry=own)
-        self.state = Enum("hetpeer_state", "What this peer does", states=list(get_args(DaemonState)), registry=own)
-        self.joined = Counter("hetpeer_reconnects", "Times this peer has come back to its run", registry=own)
-        self.tokens = Counter("hetpeer_tokens", "Tokens of the inner steps of this peer's replica", registry=own)
+        registry = self.registry = CollectorRegistry()
+        self.info = Info("hetpeer_peer", "This peer and its place in the run", registry=registry)
+        self.state = Enum("hetpeer_state", "What this peer does", states=list(get_args(DaemonState)), registry=registry)
+        self.joined = Counter("hetpeer_reconnects", "Times this peer has come back to its run", registry=registry)
+        self.tokens = Counter("hetpeer_tokens", "Tokens of the inner steps of this peer's replica", registry=registry)
         self.steps = Histogram(
-            "hetpeer_inner_step_seconds", "From one inner step's end to the next", buckets=STEP_SECONDS, registry=own
+            "hetpeer_inner_step_seconds",
+            "From one inner step's end to the next",
+            buckets=STEP_SECONDS,
+            registry=registry,
         )
-        self.rounds = Histogram("hetpeer_round_seconds", "Outer rounds", buckets=ROUND_SECONDS, registry=own)
-        self.sent = Counter("hetpeer_sent_bytes", "Bytes sent, by kind", ("kind",), registry=own)
-        self.received = Counter("hetpeer_received_bytes", "Bytes received, by kind", ("kind",), registry=own)
-        self.held_out = Gauge("hetpeer_held_out_loss", "Held-out loss in nats per token", ("mode",), registry=own)
-        self.counted = {each: Counter(f"hetpeer_{name}", help, registry=own) for each, (name, help) in COUNTED.items()}
+        self.rounds = Histogram("hetpeer_round_seconds", "Outer rounds", buckets=ROUND_SECONDS, registry=registry)
+        self.sent = Counter("hetpeer_sent_bytes", "Bytes sent, by kind", ("kind",), registry=registry)
+        self.received = Counter("hetpeer_received_bytes", "Bytes received, by kind", ("kind",), registry=registry)
+        self.held_out = Gauge("hetpeer_held_out_loss", "Held-out loss in nats per token", ("mode",), registry=registry)
+        self.counted = {
+            kind: Counter(f"hetpeer_{name}", help, registry=registry) for kind, (name, help) in COUNTED.items()
+        }
         gauges: tuple[tuple[str, str, Callable[[], float]], ...] = (
             ("round", "The outer round that this peer works on", lambda: status.round),
             ("step", "Inner steps done in this round", lambda: status.step),
@@ -65,7 +70,7 @@ class Metrics:
             ("memory_bytes", "Memory of this process and those it has started", memory),
         )
         for name, help, read in gauges:
-            Gauge(f"hetpeer_{name}", help, registry=own).set_function(read)
+            Gauge(f"hetpeer_{name}", help, registry=registry).set_function(read)
 
     def __call__(self, event: Event) -> None:
         status, moved = self.status, self.status.moved

@@ -128,18 +128,18 @@ class Report:
 
     def _faults_after_chaos(self, chaos: Chaos) -> Iterator[str]:
         """Who came late or was away for a while need not have all rounds; at the end all that are there agree."""
-        asked = self.manifest.outer.rounds
-        for round in range(1, asked + 1):
+        rounds_asked = self.manifest.outer.rounds
+        for round in range(1, rounds_asked + 1):
             if not self.rounds.get(round, RoundEntry()).done:
                 yield f"round {round} was not completed by anybody"
-        last = self.rounds.get(asked, RoundEntry())
+        last = self.rounds.get(rounds_asked, RoundEntry())
         missing = sorted((self.joined.keys() & chaos.alive) - last.done.keys() - last.finished)
         if missing:
-            yield f"round {asked} was not completed by {', '.join(missing)}"
+            yield f"round {rounds_asked} was not completed by {', '.join(missing)}"
         if different := self._different_at_the_end(chaos):
             yield f"at the end the peers of {', '.join(different)} hold different states"
         if last.evaluated is None:
-            yield f"round {asked} was not evaluated"
+            yield f"round {rounds_asked} was not evaluated"
         yield from self._rising_loss()
         worse = self._worse_than_lab(chaos)
         if worse is not None and not worse <= LIMIT_NATS:
@@ -190,8 +190,8 @@ class Report:
             "rounds": [_row(round, entry) for round, entry in sorted(self.rounds.items())],
             "digests": {part: dict(digests) for part, digests in sorted(last.digests.items())},
             "bytes": {
-                "pipeline_sent": sum(each["pipeline_sent"] for each in peers.values()),
-                "outer_sent": sum(each["outer_sent"] for each in peers.values()),
+                "pipeline_sent": sum(row["pipeline_sent"] for row in peers.values()),
+                "outer_sent": sum(row["outer_sent"] for row in peers.values()),
                 "peers": peers,
             },
             "tokens_per_second": self.tokens / self.seconds if self.seconds else 0.0,
@@ -201,20 +201,20 @@ class Report:
         if any(entry.gains for entry in self.rounds.values()):
             result["audit"] = {
                 "gains": {str(round): entry.gains for round, entry in sorted(self.rounds.items()) if entry.gains},
-                "suspected": [asdict(each) for each in self.suspected],
+                "suspected": [asdict(row) for row in self.suspected],
             }
         return result if self.chaos is None else result | {"chaos": self._chaos_result(self.chaos)}
 
     def _chaos_result(self, chaos: Chaos) -> dict[str, Any]:
-        asked = self.manifest.outer.rounds
-        last = self.rounds.get(asked, RoundEntry()).evaluated
+        rounds_asked = self.manifest.outer.rounds
+        last = self.rounds.get(rounds_asked, RoundEntry()).evaluated
         return {
             "faults": [asdict(damage) for damage in chaos.damages],
             "seconds_lost": seconds_lost(chaos.damages),
             "steps_lost": sum(damage.steps_lost for damage in chaos.damages),
             "steps_missed": sum(damage.steps_missed for damage in chaos.damages),
             "rounds_completed": sum(1 for entry in self.rounds.values() if entry.done),
-            "rounds_asked": asked,
+            "rounds_asked": rounds_asked,
             "alive": sorted(chaos.alive),
             "digests_equal": last is not None and not self._different_at_the_end(chaos),
             "final_loss": last.loss if last else None,
@@ -270,11 +270,11 @@ def plot(report: Report, path: Path) -> None:
     from matplotlib import pyplot, ticker
 
     losses, replicas = report.losses(), report.manifest.replicas
-    rounds = [each.round for each in losses]
+    rounds = [entry.round for entry in losses]
     figure, axes = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
     through = "through the boundaries" if report.manifest.compressed else "through the wire's number format"
-    axes.plot(rounds, [each.loss for each in losses], "o-", color="#c2410c", label=through)
-    axes.plot(rounds, [each.loss_plain for each in losses], "s--", color="#1d4ed8", label="plain")
+    axes.plot(rounds, [entry.loss for entry in losses], "o-", color="#c2410c", label=through)
+    axes.plot(rounds, [entry.loss_plain for entry in losses], "s--", color="#1d4ed8", label="plain")
     axes.set(
         xlabel=f"outer round (H = {report.manifest.inner.steps} inner steps)", ylabel="held-out loss, nats per token"
     )

@@ -64,19 +64,19 @@ def bar(done: int, total: int, width: int) -> str:
 def panel(status: Status, now: float, width: int) -> list[str]:
     """A daemon's live panel: where it is, what it does, and, on a line of its own, what it waits for, and since when.
     Lines, none longer than `width`."""
-    place = f"stage {status.stage}" if status.role == "volunteer" else status.role
-    place += f" · {status.state}"
+    position = f"stage {status.stage}" if status.role == "volunteer" else status.role
+    position += f" · {status.state}"
     if status.role == "volunteer":
-        names = (f"[{tail(each)}]" if each == status.peer_id else tail(each) for each in status.members)
+        names = (f"[{tail(member)}]" if member == status.peer_id else tail(member) for member in status.members)
         without = " · no group" if status.waiting is None else ""  # a wait says what is missing
-        place += f" · group: {' '.join(names)}" if status.members else without
+        position += f" · group: {' '.join(names)}" if status.members else without
     rates = f"{status.tokens_per_second:,.0f} tokens/s · up {size(status.up)}/s · down {size(status.down)}/s"
     joined = f"joined {since(now - status.joined)} ago" if status.joined is not None else "not joined yet"
     silent = f", {status.lost} silent" if status.lost else ""
     silent += f" · only holder of {status.only_holder_of}" if status.only_holder_of else ""
     doing = f" · {status.state}: {status.doing.removeprefix(f'{status.state} ')}" if status.doing else ""
     lines = [
-        place,
+        position,
         _round(status, width),
         f"{rates} · credit {status.credit:,} tokens",
         f"{joined} · {so_many(status.peers, 'peer')}{silent}{doing}",
@@ -340,8 +340,8 @@ def report_tables(report: Report) -> Group:
     if report.peaks:
         most = max(report.peaks.items(), key=lambda each: each[1].measured)
         all_of_them = size(sum(peak.measured for peak in report.peaks.values()))
-        told = f"most in {most[0]}: {size(most[1].measured)}, by the estimate {size(most[1].estimate)}"
-        lines.insert(-1, f"memory: {all_of_them} in {len(report.peaks)} processes; {told}")
+        peak_text = f"most in {most[0]}: {size(most[1].measured)}, by the estimate {size(most[1].estimate)}"
+        lines.insert(-1, f"memory: {all_of_them} in {len(report.peaks)} processes; {peak_text}")
     chaos = chaos_table(result["chaos"]) if "chaos" in result else Text()
     return Group(table, chaos, Text("\n".join(("", *lines))))
 

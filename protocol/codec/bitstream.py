@@ -81,8 +81,8 @@ def unpack_unary(data: bytes, count: int, most: int, shift: int) -> Shorts:
         FormatError: there are fewer, or bytes or bits beyond the last, or a value is larger than may be.
     """
     values = np.empty(8 * len(data) + 8, np.uint16)
-    found = _runs(np.frombuffer(data, np.uint8), most, shift, _runs_of_bytes(shift), values)
-    if found != count or not data[-1]:
+    runs_found = _runs(np.frombuffer(data, np.uint8), most, shift, _runs_of_bytes(shift), values)
+    if runs_found != count or not data[-1]:
         raise FormatError(f"not {count} unary values of which the last ends in the last byte")
     return values[:count]
 
@@ -164,7 +164,7 @@ def _mark(values: Shorts, shift: int, middle: int, bits: Octets) -> None:
 def _runs(data: Octets, most: int, shift: int, runs: NDArray[np.uint64], values: Shorts) -> int:
     """The zeros before each one, shifted. No question is asked about any one: eight places are written for each byte,
     and as many count as there are ones. Returns how many; −1 if a run of whole bytes is longer than `most`."""
-    found, zeros, byteful, limit = np.uint64(0), np.uint64(0), np.uint64(8 << shift), np.uint64(most << shift)
+    runs_found, zeros, byteful, limit = np.uint64(0), np.uint64(0), np.uint64(8 << shift), np.uint64(most << shift)
     for i in range(len(data)):
         byte = data[i]
         if byte == 0:
@@ -174,9 +174,9 @@ def _runs(data: Octets, most: int, shift: int, runs: NDArray[np.uint64], values:
             continue
         first, others = runs[byte, 0] + zeros, runs[byte, 1]
         for j in range(4):
-            values[found + np.uint64(j)] = np.uint16(first >> np.uint64(16 * j))
+            values[runs_found + np.uint64(j)] = np.uint16(first >> np.uint64(16 * j))
         for j in range(4):
-            values[found + np.uint64(4 + j)] = np.uint16(others >> np.uint64(16 * j))
-        found += runs[byte, 2]
+            values[runs_found + np.uint64(4 + j)] = np.uint16(others >> np.uint64(16 * j))
+        runs_found += runs[byte, 2]
         zeros = runs[byte, 3]
-    return int(np.int64(found))
+    return int(np.int64(runs_found))

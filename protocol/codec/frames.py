@@ -199,7 +199,7 @@ def check_tensor(tensor: pb.Tensor, rest: Sequence[pb.Frame], expected: Payload,
         raise FormatError(f"frame of {place}: number format {tensor.format}, the run's is {expected.wire}")
     if len(tensor.shape) != len(expected.shape) or tuple(tensor.shape) != expected.shape:
         raise FormatError(f"frame of {place}: shape {tensor.shape[:8]}, expected {list(expected.shape)}")
-    pieces = [tensor.data, *(each.rest for each in rest)]
+    pieces = [tensor.data, *(extra.rest for extra in rest)]
     if any(len(piece) != CHUNK_BYTES for piece in pieces[:-1]):
         raise FormatError(f"frame of {place}: a piece of its tensor has not {CHUNK_BYTES} bytes")
     data = b"".join(pieces) if rest else tensor.data
@@ -212,13 +212,15 @@ def check_tensor(tensor: pb.Tensor, rest: Sequence[pb.Frame], expected: Payload,
 
 def pack_frame(frame: ForwardFrame | BackwardFrame, rules: FrameRules) -> list[pb.Frame]:
     """Split a frame into the `Payload.messages` messages that go over the wire."""
-    place = pb.Place(round=frame.place.round, step=frame.place.step, microbatch=frame.place.microbatch)
+    position_message = pb.Place(round=frame.place.round, step=frame.place.step, microbatch=frame.place.microbatch)
     if isinstance(frame, BackwardFrame):
-        data, head = frame.gradients, pb.Frame(backward=pb.Backward(place=place))
+        data, head = frame.gradients, pb.Frame(backward=pb.Backward(place=position_message))
         head.backward.gradients.CopyFrom(_tensor(data, rules.gradients))
     else:
         data, tokens = frame.activations, frame.tokens.astype("<u4").tobytes()
-        forward = pb.Forward(place=place, tokens=tokens, embedding_digest=bytes.fromhex(frame.embedding_digest))
+        forward = pb.Forward(
+            place=position_message, tokens=tokens, embedding_digest=bytes.fromhex(frame.embedding_digest)
+        )
         head = pb.Frame(forward=forward)
         head.forward.activations.CopyFrom(_tensor(data, rules.activations))
     rest = range(CHUNK_BYTES, len(data), CHUNK_BYTES)
@@ -299,17 +301,17 @@ def unpack_sums(message: pb.Frame, round: int, step: int, stages: int) -> SumsFr
         FormatError: it is of another step, or of more or fewer stages, or has a number that cannot be.
     """
     _check_step(message, "sums", round, step)
-    told = message.sums
-    if not len(told.squared_norms) == len(told.passes) == stages:
+    sums = message.sums
+    if not len(sums.squared_norms) == len(sums.passes) == stages:
         raise FormatError(
-            f"sums of round {round}, step {step}: {len(told.squared_norms)} norms and {len(told.passes)} times, "
+            f"sums of round {round}, step {step}: {len(sums.squared_norms)} norms and {len(sums.passes)} times, "
             f"of {stages} stages"
         )
-    if not (all(0.0 <= each <= MOST_SQUARED_NORM for each in told.squared_norms) and math.isfinite(told.loss)):
+    if not (all(0.0 <= value <= MOST_SQUARED_NORM for value in sums.squared_norms) and math.isfinite(sums.loss)):
         raise FormatError(f"sums of round {round}, step {step}: norms, or a loss, that are no numbers")
-    if not all(0.0 <= each < math.inf for each in told.passes):
+    if not all(0.0 <= value < math.inf for value in sums.passes):
         raise FormatError(f"sums of round {round}, step {step}: passes that took no time there is")
-    return SumsFrame(tuple(told.squared_norms), tuple(told.passes), told.loss)
+    return SumsFrame(tuple(sums.squared_norms), tuple(sums.passes), sums.loss)
 
 
 def pack_end(round: int, step: int, end: EndFrame) -> pb.Frame:
@@ -330,7 +332,7 @@ def unpack_end(message: pb.Frame, round: int, step: int, stages: int) -> EndFram
     if not 0.0 < message.end.clip_factor <= 1.0:
         raise FormatError(f"end of round {round}, step {step}: no clip factor from 0 to 1")
     before = tuple(message.end.squared_norms)
-    if len(before) not in (0, stages) or not all(0.0 <= each <= MOST_SQUARED_NORM for each in before):
+    if len(before) not in (0, stages) or not all(0.0 <= square <= MOST_SQUARED_NORM for square in before):
         raise FormatError(f"end of round {round}, step {step}: {len(before)} norms of {stages} stages, or no numbers")
     return EndFrame(message.end.clip_factor, message.end.last, before)
 

@@ -113,12 +113,12 @@ def _encode(values: Int32Array, low: int, high: int, packed: Octets, sent: Int32
     of two bits (`protocol/codec/bitstream.py`), the higher one the sign, into bytes that are zero."""
     cut, smaller, larger = np.int32((low + high) // 2 if low < high else LARGEST_UNITS), np.int32(low), np.int32(high)
     for row in range(4):
-        given, made = values[row * len(packed) :][: len(packed)], sent[row * len(packed) :][: len(packed)]
-        for i in range(len(given)):
-            large = (given[i] > cut) | (given[i] < -cut)
-            negative = (given[i] < 0) & ((low > 0) | large)
+        row_values, row_sent = values[row * len(packed) :][: len(packed)], sent[row * len(packed) :][: len(packed)]
+        for i in range(len(row_values)):
+            large = (row_values[i] > cut) | (row_values[i] < -cut)
+            negative = (row_values[i] < 0) & ((low > 0) | large)
             magnitude = larger if large else smaller
-            made[i] = -magnitude if negative else magnitude
+            row_sent[i] = -magnitude if negative else magnitude
             code = (np.uint8(2) if negative else np.uint8(0)) | np.uint8(large)
             packed[i] |= np.uint8(code << np.uint8(2 * row))
 
@@ -130,15 +130,15 @@ def _decode(packed: Octets, low: int, high: int, values: Int32Array) -> tuple[bo
     smaller, larger = np.int32(low), np.int32(high)
     some, every, minus_low, beyond = np.uint8(0), np.uint8(1), np.uint8(0), np.uint8(0)
     for row in range(4):
-        made, down = values[row * len(packed) :][: len(packed)], np.uint8(2 * row)
-        for i in range(len(made)):
+        row_out, down = values[row * len(packed) :][: len(packed)], np.uint8(2 * row)
+        for i in range(len(row_out)):
             code = np.uint8(packed[i] >> down) & np.uint8(3)
             magnitude = larger if code & np.uint8(1) != 0 else smaller
-            made[i] = -magnitude if code & np.uint8(2) != 0 else magnitude
+            row_out[i] = -magnitude if code & np.uint8(2) != 0 else magnitude
             some |= code
             every &= code
             minus_low |= np.uint8(code == 2)
-        for i in range(len(made), len(packed)):
+        for i in range(len(row_out), len(packed)):
             beyond |= np.uint8(packed[i] >> down) & np.uint8(3)
     return some & 1 != 0, every != 0, minus_low != 0, beyond != 0
 
@@ -205,14 +205,14 @@ def _around_the_border(buckets: Naturals, width: float, count: int) -> tuple[int
     for bucket in range(len(buckets)):
         if below == count:
             break
-        start, here, lowest = bucket * width, np.int64(buckets[bucket]), middle
+        start, position, lowest = bucket * width, np.int64(buckets[bucket]), middle
         # A border in this bucket has the lowest means if all of the bucket is above it, the highest if all is below.
-        below += int(here)
-        least += here * start
+        below += int(position)
+        least += position * start
         middle = (least / below + ((whole - least) / (count - below) if below < count else start)) / 2
         if lowest <= start + width + 1 and middle + width + 1 >= start:
             first, last = previous if first < 0 else first, bucket
-        if here > 0:
+        if position > 0:
             previous = bucket
     return first, last
 
@@ -228,7 +228,7 @@ def _sum_below(magnitudes: Naturals, start: int) -> int:
 @compiled
 def _gather(magnitudes: Naturals, smallest: int, start: int, end: int, near: Naturals) -> None:
     """Collect the heights from `start` to `end`."""
-    base, low, span, found = np.uint32(smallest), np.uint32(smallest + start), np.uint32(end - start), np.uint64(0)
+    base, low, span, inside = np.uint32(smallest), np.uint32(smallest + start), np.uint32(end - start), np.uint64(0)
     for at in range(0, len(magnitudes), BLOCK):
         block, some = magnitudes[at : at + BLOCK], np.uint32(0)
         for i in range(len(block)):
@@ -236,8 +236,8 @@ def _gather(magnitudes: Naturals, smallest: int, start: int, end: int, near: Nat
         if some > 0:
             for i in range(len(block)):
                 if np.uint32(block[i] - low) <= span:
-                    near[found] = np.uint32(block[i] - base)
-                    found += np.uint64(1)
+                    near[inside] = np.uint32(block[i] - base)
+                    inside += np.uint64(1)
 
 
 @compiled

@@ -77,13 +77,13 @@ def _gaps(offsets: Offsets, k: int, gaps: Shorts) -> None:
 @compiled
 def _offsets(steps: Shorts, full: int, k: int, size: int, tail: int, offsets: Offsets) -> bool:
     """Sum up the steps of each chunk to offsets. Returns whether all offsets lie inside their chunks."""
-    inside, place = True, np.uint64(0)
+    inside, position = True, np.uint64(0)
     for chunk in range(full + (tail > 0)):
-        end, limit = (place + np.uint64(k), size) if chunk < full else (np.uint64(len(steps)), tail)
+        end, limit = (position + np.uint64(k), size) if chunk < full else (np.uint64(len(steps)), tail)
         offset = np.int32(-1)
-        while place < end:
-            offset += np.int32(steps[place])
-            offsets[place] = np.int16(offset)
-            place += np.uint64(1)
+        while position < end:
+            offset += np.int32(steps[position])
+            offsets[position] = np.int16(offset)
+            position += np.uint64(1)
         inside = inside and bool(offset < limit)
     return inside

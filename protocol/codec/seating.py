@@ -93,22 +93,22 @@ def unpack_offer(message: pb.Frame, manifest: Manifest, stage: int, me: PeerId, 
         FormatError: it is none of this run, or of another group.
     """
     require_kind(message, "offer")
-    told, inner = message.offer, manifest.inner
-    members = tuple(map(PeerId, told.members))
+    offer, inner = message.offer, manifest.inner
+    members = tuple(map(PeerId, offer.members))
     if len(members) != manifest.replicas.stages or not _are_peers(members):
         raise FormatError(f"a group of {len(members)} members, of {manifest.replicas.stages} stages")
     if members[stage] != me or members[stage - 1] != before:
         raise FormatError("a group in which another has this seat, or that of who offers it")
-    if not 1 <= told.round <= manifest.outer.rounds or told.step > inner.steps_at_most:
-        raise FormatError(f"round {told.round} at step {told.step}, which are none of this run")
-    if told.compression not in manifest.compressions:
-        raise FormatError(f"d / k = {told.compression}, which this run does not have")
-    if not inner.steps <= told.goal <= inner.steps_at_most:
-        raise FormatError(f"{told.goal} inner steps in a round")
-    if not 0.0 <= told.patience < math.inf:
+    if not 1 <= offer.round <= manifest.outer.rounds or offer.step > inner.steps_at_most:
+        raise FormatError(f"round {offer.round} at step {offer.step}, which are none of this run")
+    if offer.compression not in manifest.compressions:
+        raise FormatError(f"d / k = {offer.compression}, which this run does not have")
+    if not inner.steps <= offer.goal <= inner.steps_at_most:
+        raise FormatError(f"{offer.goal} inner steps in a round")
+    if not 0.0 <= offer.patience < math.inf:
         raise FormatError("a patience of no time there is")
-    where = told.attempt, told.slot, check_digest(told.embedding_digest)
-    return OfferFrame(told.round, told.step, members, *where, told.compression, told.goal, told.patience)
+    where = offer.attempt, offer.slot, check_digest(offer.embedding_digest)
+    return OfferFrame(offer.round, offer.step, members, *where, offer.compression, offer.goal, offer.patience)
 
 
 def pack_answer(answer: AnswerFrame) -> pb.Frame:
@@ -125,12 +125,14 @@ def unpack_answer(message: pb.Frame, manifest: Manifest) -> AnswerFrame:
         FormatError: it is no answer, or of no round of this run, or has more steps than a round has.
     """
     require_kind(message, "answer")
-    told = message.answer
-    if not 1 <= told.round <= manifest.outer.rounds + 1:
-        raise FormatError(f"round {told.round}, which is none of this run, and not the end of it")
-    if told.step > manifest.inner.steps_at_most:
-        raise FormatError(f"{told.step} inner steps of a round, more than it has")
-    return AnswerFrame(told.round, told.step, check_digest(told.embedding_digest), check_digest(told.group_digest))
+    answer = message.answer
+    if not 1 <= answer.round <= manifest.outer.rounds + 1:
+        raise FormatError(f"round {answer.round}, which is none of this run, and not the end of it")
+    if answer.step > manifest.inner.steps_at_most:
+        raise FormatError(f"{answer.step} inner steps of a round, more than it has")
+    return AnswerFrame(
+        answer.round, answer.step, check_digest(answer.embedding_digest), check_digest(answer.group_digest)
+    )
 
 
 def pack_start(step: int, group_digest: str) -> pb.Frame:

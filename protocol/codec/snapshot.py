@@ -75,9 +75,9 @@ def pieces_of(tensors: Iterable[Values]) -> Iterator[bytes]:
         data = np.ascontiguousarray(tensor, "<i4").data.cast("B")
         start = 0
         while start < len(data):
-            taken = data[start : start + PIECE_BYTES - len(rest)]
-            rest += bytes(taken)
-            start += len(taken)
+            piece = data[start : start + PIECE_BYTES - len(rest)]
+            rest += bytes(piece)
+            start += len(piece)
             if len(rest) == PIECE_BYTES:
                 yield rest
                 rest = b""

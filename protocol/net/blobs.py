@@ -79,11 +79,11 @@ async def _chunks(blob: Blob, offset: int, length: int, piece: Callable[[], int]
         return
     path, start, size = (blob.path, blob.offset, blob.size) if isinstance(blob, Slice) else (blob, 0, None)
     with path.open("rb") as file:
-        left = max(0, (os.fstat(file.fileno()).st_size if size is None else size) - offset)
-        left = min(left, length) if length else left
-        file.seek(start + offset if left else 0)
-        while data := await asyncio.to_thread(file.read, min(left, piece())):
-            left -= len(data)
+        bytes_left = max(0, (os.fstat(file.fileno()).st_size if size is None else size) - offset)
+        bytes_left = min(bytes_left, length) if length else bytes_left
+        file.seek(start + offset if bytes_left else 0)
+        while data := await asyncio.to_thread(file.read, min(bytes_left, piece())):
+            bytes_left -= len(data)
             yield data
 
 
@@ -112,7 +112,7 @@ class Patience:
             UnreachableError: the source is too slow.
         """
         clock = asyncio.get_running_loop().time
-        self.since = begun = clock()
+        self.since = started = clock()
         try:
             async with asyncio.timeout(max(0.0, STALL_SECONDS - self.behind)) as self.deadline:
                 return await call.read()
@@ -120,8 +120,8 @@ class Patience:
             raise UnreachableError(f"too slow: {self.received} bytes in {self.total(clock()):.0f} s") from None
         finally:
             self.since = self.deadline = None
-            self.waited += clock() - begun
-            self.behind += clock() - begun
+            self.waited += clock() - started
+            self.behind += clock() - started
 
     def give_up(self) -> None:
         """Wait no longer for the source."""

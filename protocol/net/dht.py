@@ -151,15 +151,15 @@ class Dht:
         it."""
         try:
             async with asyncio.timeout(SEARCH_SECONDS):
-                found = await apart(self.node.get(key, latest=True))
+                value = await apart(self.node.get(key, latest=True))
         except TimeoutError:
             return {}
-        if found is None or not isinstance(found.value, dict):
+        if value is None or not isinstance(value.value, dict):
             return {}
-        subkeys = list(found.value)
+        subkeys = list(value.value)
         if len(subkeys) > RECORDS_READ:
             subkeys = random.sample(subkeys, RECORDS_READ)  # at the next reading others
-        return {str(subkey): found.value[subkey].value for subkey in subkeys}
+        return {str(subkey): value.value[subkey].value for subkey in subkeys}
 
     async def read_all(self) -> dict[str, object]:
         """Read what is stored now under all keys of the rules, by subkey."""

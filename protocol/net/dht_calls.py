@@ -134,7 +134,7 @@ class Calls:
     async def _store(self, handler: DhtHandler, request: Any, context: Any, source: str) -> Any:
         """Hand on the records of a call that are valid and new, one by one. Nothing is taken into the cache, which our
         nodes do without."""
-        sizes = {len(each) for each in (request.keys, request.subkeys, request.values, request.expiration_time)}
+        sizes = {len(item) for item in (request.keys, request.subkeys, request.values, request.expiration_time)}
         if sizes != {len(request.in_cache)} or sizes.pop() > RECORDS_READ:
             raise RefusedError(f"more than {RECORDS_READ} records, or not as many of each")
         count, offered = len(request.keys), list[tuple[int, DhtEntry]]()
@@ -142,21 +142,21 @@ class Calls:
             if (name := self.keys.get(key)) is not None and not request.in_cache[number]:
                 subkey, value = request.subkeys[number], request.values[number]
                 found = unpacked(value) if subkey == _DICTIONARY else [(subkey, value, request.expiration_time[number])]
-                offered += [(number, DhtEntry(name, *each)) for each in found]
+                offered += [(number, DhtEntry(name, *item)) for item in found]
         now = unix_time()
         new = []
         for number, entry in offered[:RECORDS_READ]:
             if not is_plausible(entry, now):
                 continue
             held = self._held(entry)
-            known = held.get(entry.owner) if held is not None else None
-            if known is None or known.expiration_time < entry.expiration:
+            owned = held.get(entry.owner) if held is not None else None
+            if owned is None or owned.expiration_time < entry.expiration:
                 new.append((number, entry))
-        valid = set(await self.checks.valid([each for _, each in new], source))
-        taken = [(number, each) for number, each in new if each in valid]
+        valid = set(await self.checks.valid([item for _, item in new], source))
+        accepted = [(number, item) for number, item in new if item in valid]
         del request.keys[:], request.subkeys[:], request.values[:], request.expiration_time[:], request.in_cache[:]
         ids = {name: key for key, name in self.keys.items()}
-        for _, entry in taken:
+        for _, entry in accepted:
             held = self._held(entry)
             if held is not None and len(held) >= RECORDS_READ and entry.owner not in held:
                 del held[random.choice(list(held.data))]  # for another: who is there renews its own record
@@ -166,7 +166,7 @@ class Calls:
             request.expiration_time.append(entry.expiration)
             request.in_cache.append(False)
         response = await handler(request, context)
-        stored = {number for (number, _), ok in zip(taken, response.store_ok, strict=True) if ok}
+        stored = {number for (number, _), ok in zip(accepted, response.store_ok, strict=True) if ok}
         del response.store_ok[:]
         response.store_ok.extend(number in stored for number in range(count))
         return response
@@ -238,11 +238,11 @@ class Calls:
             del result.nearest_node_ids[DHT_NEIGHBOURS:], result.nearest_peer_ids[DHT_NEIGHBOURS:]
             name, valid = self.keys.get(key), list[DhtEntry]()
             if name is not None and result.type == dht_pb2.FOUND_DICTIONARY:
-                found = [DhtEntry(name, *each) for each in unpacked(result.value)]
-                valid = await self.checks.valid(random.sample(found, min(len(found), RECORDS_READ)), peer)
+                entries = [DhtEntry(name, *entry) for entry in unpacked(result.value)]
+                valid = await self.checks.valid(random.sample(entries, min(len(entries), RECORDS_READ)), peer)
             result.type = dht_pb2.FOUND_DICTIONARY if valid else dht_pb2.NOT_FOUND
             result.value = packed_dictionary(valid) if valid else b""
-            result.expiration_time = max((each.expiration for each in valid), default=0.0)
+            result.expiration_time = max((entry.expiration for entry in valid), default=0.0)
 
     # What hivemind is given
 

@@ -246,16 +246,16 @@ class Checks:
         cards beside their own are owed. A peer of the run has checked what it passes on: for what cannot be valid
         anywhere it is reported; a stranger pays for as many signatures as a record can have."""
         now = unix_time()
-        plausible = {entry_digest(each): each for each in entries if is_plausible(each, now)}
-        new = [each for key, each in plausible.items() if key not in self.verified and self.costs.spend(source, 1.0)]
+        plausible = {entry_digest(entry): entry for entry in entries if is_plausible(entry, now)}
+        new = [entry for key, entry in plausible.items() if key not in self.verified and self.costs.spend(source, 1.0)]
         if new:
             judged = await asyncio.get_running_loop().run_in_executor(self.worker, _judge, self.rules, new)
             self.costs.charge(source, judged.signatures - len(new))
-            for each in judged.valid:
-                self._note(each)
+            for entry in judged.valid:
+                self._note(entry)
             if judged.error is not None and self.members.get(source, 0.0) > now:
                 self.offence(source, judged.error)
-        return [each for key, each in plausible.items() if key in self.verified]
+        return [entry for key, entry in plausible.items() if key in self.verified]
 
     def holds(self, entry: DhtEntry) -> bool:
         """Whether an entry, which may have been checked already, is valid."""
@@ -288,10 +288,10 @@ class Judged:
 def _judge(rules: Rules, entries: Iterable[DhtEntry]) -> Judged:
     """Check entries, on the thread for it, which lets others go on after each."""
     judged = Judged()
-    for each in entries:
+    for entry in entries:
         try:
-            judged.signatures += max(1, require_valid(rules, each))
-            judged.valid.append(each)
+            judged.signatures += max(1, require_valid(rules, entry))
+            judged.valid.append(entry)
         except FormatError as error:
             judged.signatures += SIGNATURES_OF_A_MESSAGE
             if not isinstance(error, FallenError):

@@ -156,11 +156,11 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generi
 
         def look() -> None:
             nonlocal looking
-            left = allowance.ends + CERTIFICATE_SLACK_SECONDS - unix_time()
-            if left < 0:
+            seconds_left = allowance.ends + CERTIFICATE_SLACK_SECONDS - unix_time()
+            if seconds_left < 0:
                 task.cancel(_CUT_OFF)
             else:
-                looking = asyncio.get_running_loop().call_later(min(left + 0.1, OPEN_CALL_CHECK_SECONDS), look)
+                looking = asyncio.get_running_loop().call_later(min(seconds_left + 0.1, OPEN_CALL_CHECK_SECONDS), look)
 
         look()
         try:

@@ -93,12 +93,12 @@ async def p2pd_answers(p2p: Any, tasks: Children) -> bool:
     from hivemind.p2p import PeerID
     from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError, P2PHandlerError
 
-    asked = tasks.spawn(p2p._client.call_unary_handler(PeerID(b"nobody"), "hetpeer/beat", b""))
-    asked.add_done_callback(lambda done: done.cancelled() or done.exception())
-    await asyncio.wait((asked,), timeout=P2PD_TIMEOUT_SECONDS)  # and not cancelled: see `Calls.ask`
-    if not asked.done():
+    call = tasks.spawn(p2p._client.call_unary_handler(PeerID(b"nobody"), "hetpeer/beat", b""))
+    call.add_done_callback(lambda done: done.cancelled() or done.exception())
+    await asyncio.wait((call,), timeout=P2PD_TIMEOUT_SECONDS)  # and not cancelled: see `Calls.ask`
+    if not call.done():
         return False
-    return isinstance(asked.exception(), P2PDaemonError | P2PHandlerError)  # "length greater than remaining"
+    return isinstance(call.exception(), P2PDaemonError | P2PHandlerError)  # "length greater than remaining"
 
 
 def held_bytes(p2p: Any) -> int:

@@ -161,7 +161,7 @@ class Relay:
         pair = frozenset((peer, other))
         self._require_no_objection(pair)
         budget = self._budget(pair)
-        mine = sum(each == peer for each in self.opened.values())
+        mine = sum(opener == peer for opener in self.opened.values())
         too_many = budget.streams >= RELAY_STREAMS_OF_PAIR or mine >= RELAY_STREAMS_OF_PEER
         if too_many or (len(self.opened) >= RELAY_STREAMS and not self._make_room(mine)):
             raise RefusedError("this relay carries as many streams as it can")
@@ -191,11 +191,11 @@ class Relay:
 
     async def _watched(self, pair: PeerPair, budget: Budget, stream: Stream, tunnel: Stream) -> None:
         """Splice two streams, and look now and then whether that may go on."""
-        began = heard = self.clock()
+        began = last_heard = self.clock()
 
         async def spend(count: int) -> None:
-            nonlocal heard
-            heard = self.clock()
+            nonlocal last_heard
+            last_heard = self.clock()
             if wait := budget.wait_seconds(count, self.clock()):
                 await asyncio.sleep(wait)
             await self.pay(count)
@@ -205,8 +205,8 @@ class Relay:
             while not carrying.done():
                 await asyncio.wait((carrying,), timeout=RELAY_LOOK_SECONDS)
                 now = self.clock()
-                idle, old = now - heard > RELAY_IDLE_SECONDS, now - began > RELAY_STREAM_SECONDS
-                if idle or old or any(self.objection(each) for each in pair):
+                idle, old = now - last_heard > RELAY_IDLE_SECONDS, now - began > RELAY_STREAM_SECONDS
+                if idle or old or any(self.objection(peer) for peer in pair):
                     break
 
     def _budget(self, pair: PeerPair) -> Budget:

@@ -87,12 +87,12 @@ class Streams:
 
         where, _, peer = address.rpartition("/p2p/")
         try:
-            asked = p2pd.ConnectRequest(
+            request = p2pd.ConnectRequest(
                 peer=PeerID.from_base58(peer).to_bytes(),
                 addrs=[Multiaddr(where).to_bytes()],
                 timeout=math.ceil(RELAY_OPEN_SECONDS),
             )
-            (await self._ask(p2pd.Request(type=p2pd.Request.CONNECT, connect=asked)))[0].close()
+            (await self._ask(p2pd.Request(type=p2pd.Request.CONNECT, connect=request)))[0].close()
         except (ControlFailure, ValueError, *BROKEN_STREAM_ERRORS) as error:  # ValueError: it is no address
             raise UnreachableError(f"no answer from {address} ({str(error)[:100] or 'in time'})") from None
         return PeerId(peer)
@@ -130,8 +130,8 @@ class Streams:
         from hivemind.proto import p2pd_pb2 as p2pd
 
         try:
-            asked = p2pd.StreamOpenRequest(peer=PeerID.from_base58(peer).to_bytes(), proto=[name])
-            return (await self._ask(p2pd.Request(type=p2pd.Request.STREAM_OPEN, streamOpen=asked)))[0]
+            request = p2pd.StreamOpenRequest(peer=PeerID.from_base58(peer).to_bytes(), proto=[name])
+            return (await self._ask(p2pd.Request(type=p2pd.Request.STREAM_OPEN, streamOpen=request)))[0]
         except (ControlFailure, ValueError, *BROKEN_STREAM_ERRORS) as error:
             reason = str(error)[:100] or "not in time"
             raise UnreachableError(f"peer {peer[-8:]} answers no {name} ({reason})") from None

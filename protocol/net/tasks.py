@@ -170,13 +170,13 @@ class Turns:
             except asyncio.CancelledError:
                 self._call_again()  # the next one's, if it was this one's already
                 raise
-        begun = loop.time()
+        started = loop.time()
         try:
             yield
         finally:
             self.done += 1
             now = loop.time()
-            self._free_at = now + (now - begun) * (1 / self.share - 1)
+            self._free_at = now + (now - started) * (1 / self.share - 1)
             self._call_again()
 
     def _call_again(self) -> None:

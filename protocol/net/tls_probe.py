@@ -51,7 +51,7 @@ async def probe(address: str, seconds: float) -> TlsProbe:
         FormatError: `address` is none.
     """
     host, port = split_address(address)
-    begun = time.perf_counter()
+    started = time.perf_counter()
     try:
         async with asyncio.timeout(seconds):
             _, writer = await asyncio.open_connection(host, port)
@@ -66,7 +66,7 @@ async def probe(address: str, seconds: float) -> TlsProbe:
         raise TimeoutError("timed out") from None
     except ConnectionResetError as error:
         raise ConnectionResetError(str(error) or "it hangs up") from None
-    return TlsProbe(certificate, connected - begun, shaken - connected)
+    return TlsProbe(certificate, connected - started, shaken - connected)
 
 
 async def first_answering(peer: PeerId, addresses: Sequence[str], seconds: float) -> str:

@@ -119,9 +119,9 @@ class Reading:
         unread = [span for spans in _cut(plan.spans, ends)[::2] for span in spans]
         free, fresh = _joined([*self.free, *unread], self.fresh)
         last = dict(self.seen) | dict.fromkeys(read, self.folded + 1)
-        seen = [(slot, round) for slot, round in sorted(last.items()) if round > self.folded + 1 - ABSENT_ROUNDS]
+        slots_seen = [(slot, round) for slot, round in sorted(last.items()) if round > self.folded + 1 - ABSENT_ROUNDS]
         room = max(0, MOST_SPANS - sum(len(plan.spans) for plan in later))
-        closed = Reading(self.folded + 1, fresh, free[:room], tuple(seen[:MOST_SEATS]), tuple(later))
+        closed = Reading(self.folded + 1, fresh, free[:room], tuple(slots_seen[:MOST_SEATS]), tuple(later))
         return closed._with_plan(read, manifest)
 
     def _with_plan(self, read: Mapping[int, int], manifest: Manifest) -> "Reading":
@@ -152,11 +152,11 @@ class Reading:
         if len(data) > READING_BYTES or len(data) % 8:
             raise FormatError(f"a plan of what is read in {len(data)} bytes")
         numbers = _Numbers(struct.unpack(f"<{len(data) // 8}Q", data))
-        round, fresh, free, seen = numbers.one(), numbers.one(), numbers.pairs(), numbers.pairs()
+        round, fresh, free, slots_seen = numbers.one(), numbers.one(), numbers.pairs(), numbers.pairs()
         plans = tuple(Plan(numbers.many(numbers.one()), numbers.pairs()) for _ in range(_plans_open(manifest)))
         if numbers.left or round != folded:
             raise FormatError(f"a plan of what is read after round {round} in a state after round {folded}")
-        reading = Reading(round, fresh, free, seen, plans)
+        reading = Reading(round, fresh, free, slots_seen, plans)
         reading._check(manifest)
         return reading
 
@@ -232,16 +232,16 @@ def _joined(spans: Iterable[Span], fresh: int) -> tuple[Spans, int]:
 def _taken(free: Spans, fresh: int, start: int, count: int) -> tuple[Spans, Spans, int]:
     """Take the first `count` free chunks from `start` on. Returns (taken, free, fresh), the last two of what is
     left."""
-    taken: list[Span] = []
-    left: list[Span] = []
+    spans_taken: list[Span] = []
+    spans_left: list[Span] = []
     for first, end in (*free, (fresh, max(fresh, start) + count)):
         begin = min(max(first, start), end)
         until = min(begin + count, end)
         count -= until - begin
-        taken += [(begin, until)] if begin < until else []
-        left += [each for each in ((first, begin), (until, end)) if each[0] < each[1]]
+        spans_taken += [(begin, until)] if begin < until else []
+        spans_left += [rest for rest in ((first, begin), (until, end)) if rest[0] < rest[1]]
         fresh = max(fresh, end)
-    return tuple(taken), *_joined(left, fresh)
+    return tuple(spans_taken), *_joined(spans_left, fresh)
 
 
 def _listed(pairs: Sequence[tuple[int, int]]) -> list[int]:

@@ -118,33 +118,35 @@ class Ledger:
             return Standing.CLOSED
         if not past and not self.window.is_open(self.clock, entry.name.round):
             return Standing.EARLY
-        known, others = self.versions(entry.name), _under(self.waiting, entry.name)
-        if entry.sha256 in known:
-            self._merge(known[entry.sha256], entry)
+        versions_known, others = self.versions(entry.name), _under(self.waiting, entry.name)
+        if entry.sha256 in versions_known:
+            self._merge(versions_known[entry.sha256], entry)
             return Standing.ACCEPTED
-        if len(known) >= VERSIONS_KEPT:
+        if len(versions_known) >= VERSIONS_KEPT:
             return Standing.SURPLUS
-        kept = others.get(entry.sha256, entry)
-        self._merge(kept, entry)
-        kept.vouched |= vouched
-        if self._in_time(kept):
-            return self._hold(kept)
+        kept_entry = others.get(entry.sha256, entry)
+        self._merge(kept_entry, entry)
+        kept_entry.vouched |= vouched
+        if self._in_time(kept_entry):
+            return self._hold(kept_entry)
         if len(others.keys() - {entry.sha256}) >= VERSIONS_KEPT:
             return Standing.SURPLUS
-        _put(self.waiting, kept)
+        _put(self.waiting, kept_entry)
         return Standing.UNPROVEN
 
     def _hold(self, entry: Entry) -> Standing:
         """Put an entry that is in time among those that wait for their bytes, unless another version is in time too:
         then both are void, and so accepted without bytes. Or an author could keep a third version out by naming two
         that it never hands out."""
-        known, others = self.versions(entry.name), _under(self.waiting, entry.name)
-        rivals = [each for each in others.values() if each.sha256 != entry.sha256 and self._in_time(each)]
-        if not known and not rivals:
+        versions_known, others = self.versions(entry.name), _under(self.waiting, entry.name)
+        rivals = [
+            candidate for candidate in others.values() if candidate.sha256 != entry.sha256 and self._in_time(candidate)
+        ]
+        if not versions_known and not rivals:
             _put(self.waiting, entry)
             return Standing.WANTED
-        for each in [entry, *rivals][: VERSIONS_KEPT - len(known)]:
-            self._accept(each)
+        for candidate in [entry, *rivals][: VERSIONS_KEPT - len(versions_known)]:
+            self._accept(candidate)
         return Standing.ACCEPTED
 
     def _accept(self, entry: Entry) -> None:
@@ -186,7 +188,9 @@ class Ledger:
         self._keep(lambda entry: not self._has_fallen(entry))
         for authors in self.waiting.values():
             for author, versions in authors.items():
-                authors[author] = {sha256: each for sha256, each in versions.items() if not self._has_fallen(each)}
+                authors[author] = {
+                    sha256: version for sha256, version in versions.items() if not self._has_fallen(version)
+                }
         return revocation.effective(self.window) > self.folded or not self.history.counts(
             revocation.author, revocation.effective(self.window), self.folded
         )
@@ -281,14 +285,16 @@ class Ledger:
     def _keep(self, stays: Callable[[Entry], bool]) -> None:
         for round, authors in [*self.accepted.items()]:
             for author, versions in [*authors.items()]:
-                kept = {sha256: entry for sha256, entry in versions.items() if stays(entry)}
-                if len(kept) == 1 < len(versions):  # void no more, and perhaps accepted as such, without its bytes
-                    (entry,) = kept.values()
+                kept_versions = {sha256: entry for sha256, entry in versions.items() if stays(entry)}
+                if (
+                    len(kept_versions) == 1 < len(versions)
+                ):  # void no more, and perhaps accepted as such, without its bytes
+                    (entry,) = kept_versions.values()
                     if not entry.held:  # it can count alone once it has its bytes again
                         _put(self.waiting, entry)
-                        kept = {}
-                authors[author] = kept
-                if not kept:
+                        kept_versions = {}
+                authors[author] = kept_versions
+                if not kept_versions:
                     del authors[author]
             if not authors:
                 del self.accepted[round]

@@ -244,9 +244,9 @@ class Dataset:
         tokens: NDArray[np.unsignedinteger] = np.frombuffer(data, self.manifest.token_dtype)
         wrong = np.flatnonzero(tokens >= self.manifest.vocabulary)
         if wrong.size:
-            place = (block.offset - self.manifest.header_bytes) // tokens.itemsize + int(wrong[0])
+            token_index = (block.offset - self.manifest.header_bytes) // tokens.itemsize + int(wrong[0])
             raise FormatError(
-                f"{block.shard}: token {tokens[wrong[0]]} at place {place} is not in the vocabulary of "
+                f"{block.shard}: token {tokens[wrong[0]]} at place {token_index} is not in the vocabulary of "
                 f"{self.manifest.vocabulary}: the text was prepared wrongly"
             )
         return tokens

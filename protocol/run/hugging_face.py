@@ -177,9 +177,9 @@ def open_checkpoint(folder: Path) -> ModelFolder:
     model, tied = read_sizes(config, folder / CONFIG), config.get("tie_word_embeddings") is True
     ngrams = read_ngrams(config, model, folder / CONFIG)
     cut = read_cut(config, model, ngrams, folder / CONFIG)
-    found = ModelFolder(folder, model, tied, _find_tensors(folder), cut, ngrams)
-    _require_layout(found.layout, found.stored, tied, folder)
-    return found
+    model_folder = ModelFolder(folder, model, tied, _find_tensors(folder), cut, ngrams)
+    _require_layout(model_folder.layout, model_folder.stored, tied, folder)
+    return model_folder
 
 
 def _numbers(layers: Iterable[int]) -> str:
@@ -200,10 +200,12 @@ def _find_tensors(folder: Path) -> dict[str, Stored]:
     files = read_json(folder / INDEX).get("weight_map")
     if not isinstance(files, dict) or not all(map(_is_file_name, files.values())):
         raise UserError(f"{folder / INDEX} names no safetensors files beside it")
-    found: dict[str, Stored] = {}
+    stored_tensors: dict[str, Stored] = {}
     for name in sorted(set(files.values())):
-        found |= {tensor: each for tensor, each in tensors_in(folder / name).items() if files.get(tensor) == name}
-    return found
+        stored_tensors |= {
+            tensor: entry for tensor, entry in tensors_in(folder / name).items() if files.get(tensor) == name
+        }
+    return stored_tensors
 
 
 def _is_file_name(name: object) -> bool:
@@ -219,8 +221,8 @@ def _require_layout(layout: Layout, stored: Mapping[str, Stored], tied: bool, fo
     wanted = {name: shape for name, shape in layout.items() if not (tied and name == HEAD_TENSOR)}
     if missing := [name for name in wanted if name not in stored]:
         raise UserError(f"{folder} lacks {len(missing)} of the tensors that {CONFIG} promises, {missing[0]} first")
-    known = {*layout, *(name for name in stored if name.endswith("rotary_emb.inv_freq"))}  # the first LLaMAs kept it
-    if unknown := sorted(stored.keys() - known):
+    expected = {*layout, *(name for name in stored if name.endswith("rotary_emb.inv_freq"))}  # the first LLaMAs kept it
+    if unknown := sorted(stored.keys() - expected):
         raise UserError(f"{folder} has {unknown[0][:MOST_QUOTED_CHARACTERS]!r}, which the model of a run does not have")
     for name, shape in wanted.items():
         if stored[name].shape != shape:
@@ -247,12 +249,12 @@ def tensors_in(path: Path) -> dict[str, Stored]:
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from None
     except (SafetensorError, ValueError, RecursionError) as error:
-        said = " ".join(str(error).split())  # it may quote the file
-        raise UserError(f"{path} is no safetensors file: {said}"[:MOST_QUOTED_CHARACTERS]) from None
+        message = " ".join(str(error).split())  # it may quote the file
+        raise UserError(f"{path} is no safetensors file: {message}"[:MOST_QUOTED_CHARACTERS]) from None
     header.pop("__metadata__", None)
     return {
-        name: Stored(path, said["dtype"], tuple(said["shape"]), 8 + length + said["data_offsets"][0])
-        for name, said in header.items()
+        name: Stored(path, message["dtype"], tuple(message["shape"]), 8 + length + message["data_offsets"][0])
+        for name, message in header.items()
     }
 
 

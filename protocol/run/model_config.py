@@ -77,15 +77,15 @@ def read_sizes(config: dict[str, Any], path: Path) -> Model:
     Raises:
         UserError: no run's model can be what the config says.
     """
-    if (given := config.get("model_type", MODEL_TYPES[0])) not in MODEL_TYPES:
+    if (value := config.get("model_type", MODEL_TYPES[0])) not in MODEL_TYPES:
         raise UserError(
-            f"{path}: model_type is {_shown(given)}, and a run trains llama alone: it cannot train this model"
+            f"{path}: model_type is {_shown(value)}, and a run trains llama alone: it cannot train this model"
         )
     for field, expected in LIKE_LLAMA.items():
-        given = config.get(field, expected)
-        if given != expected and not (field == "rope_scaling" and _is_plain(given)):
+        value = config.get(field, expected)
+        if value != expected and not (field == "rope_scaling" and _is_plain(value)):
             raise UserError(
-                f"{path}: {field} is {_shown(given)}, and the model of a run has {json.dumps(expected)}: "
+                f"{path}: {field} is {_shown(value)}, and the model of a run has {json.dumps(expected)}: "
                 "a run cannot train this model"
             )
     rope = config.get("rope_parameters") or {}
@@ -121,14 +121,14 @@ def read_ngrams(config: dict[str, Any], model: Model, path: Path) -> NgramTables
     Raises:
         UserError: no run's model has such.
     """
-    given: Any = config.get(NGRAMS_OF_THE_RUN)
-    if given is None and config.get("model_type") != MODEL_TYPES[1]:
+    table: Any = config.get(NGRAMS_OF_THE_RUN)
+    if table is None and config.get("model_type") != MODEL_TYPES[1]:
         return NO_NGRAMS
-    found = validated(NgramTables, given, str(path), NGRAMS_OF_THE_RUN)
-    fits = found.most >= 1 and 1 <= found.width <= model.d and found.layers and found.layers[-1] < model.layers
-    if not (fits and list(found.layers) == sorted(set(found.layers))):
-        raise UserError(f"{path}: {NGRAMS_OF_THE_RUN} is {_shown(given)}: no run has such n-gram tables")
-    return found
+    tables = validated(NgramTables, table, str(path), NGRAMS_OF_THE_RUN)
+    fits = tables.most >= 1 and 1 <= tables.width <= model.d and tables.layers and tables.layers[-1] < model.layers
+    if not (fits and list(tables.layers) == sorted(set(tables.layers))):
+        raise UserError(f"{path}: {NGRAMS_OF_THE_RUN} is {_shown(table)}: no run has such n-gram tables")
+    return tables
 
 
 def read_cut(config: dict[str, Any], model: Model, ngrams: NgramTables, path: Path) -> tuple[int, ...]:

@@ -91,9 +91,9 @@ def read_request(data: bytes) -> ec.EllipticCurvePublicKey:
     if len(data) > REQUEST_BYTES:
         raise FormatError(f"a signing request of {len(data)} bytes, where {REQUEST_BYTES} are allowed")
     with _refused("not a signing request"):
-        asked = x509.load_der_x509_csr(data)
-        key = _p256(asked.public_key())
-        valid = asked.is_signature_valid
+        request = x509.load_der_x509_csr(data)
+        key = _p256(request.public_key())
+        valid = request.is_signature_valid
     if not valid:
         raise FormatError("a signing request that its own key has not signed")
     return key

@@ -212,13 +212,13 @@ def lost_states(peers: Iterable[PeerRecord], stages: int) -> tuple[int, list[int
     """The last round that any of these peers has finished, and the stages whose state after it none of them holds
     though some serve the stage: they wait for it, or are rounds behind. Both by their own word: words for people follow
     from it, and nothing else, since a peer may lie here."""
-    there = list(peers)
-    last = max((max(peer.round, peer.awaits) for peer in there), default=0)
-    holders = [peer for peer in there if holds_newest(peer) and peer.round >= last - FAR_BEHIND]
+    present = list(peers)
+    last = max((max(peer.round, peer.awaits) for peer in present), default=0)
+    holders = [peer for peer in present if holds_newest(peer) and peer.round >= last - FAR_BEHIND]
     if any(peer.role != "volunteer" for peer in holders):
         return last, []
     held = {peer.stage for peer in holders}
-    lack = [peer for peer in there if peer.phase == RunPhase.AWAITING_STATE or peer.round < last - FAR_BEHIND]
+    lack = [peer for peer in present if peer.phase == RunPhase.AWAITING_STATE or peer.round < last - FAR_BEHIND]
     lacked = {peer.stage for peer in lack if peer.role == "volunteer" and peer.phase != RunPhase.CATCHING_UP}
     if any(peer.role != "volunteer" and peer.phase == RunPhase.AWAITING_STATE for peer in lack):
         lacked = set(range(stages))
@@ -252,8 +252,8 @@ def unpack_record(packed: bytes, place: Card, authority: Authority) -> PeerRecor
     if record.peer_id != signer:
         other = record.peer_id[:64] if record.peer_id.isprintable() else "another"
         raise FormatError(f"the record of {signer} speaks for {other}")
-    said = record.role, record.stage, record.slot, record.on_trial
-    if said != (place.role, place.stage, place.slot, place.on_trial):
+    own_fields = record.role, record.stage, record.slot, record.on_trial
+    if own_fields != (place.role, place.stage, place.slot, place.on_trial):
         raise FormatError(f"the record of {signer} names another place than its card")
     if "issuer" in record.model_fields_set:
         raise FormatError(f"the record of {signer} is malformed: its card tells who let it in")
@@ -303,7 +303,7 @@ def read_statement(data: bytes, authority: Authority) -> Statement:
         case [_, bytes(packed), dict(told), _] if len(told) <= MOST_STAGES + PARTS_BESIDE_STAGES:
             record = unpack_record(packed, card, authority)
             trains = bool(record.replica) and not record.on_trial
-            return Statement(record, {Part(str(part)): _claims(each, signer, trains) for part, each in told.items()})
+            return Statement(record, {Part(str(part)): _claims(claim, signer, trains) for part, claim in told.items()})
     raise FormatError(f"peer {signer[-8:]} made no statement of this run")
 
 
@@ -311,8 +311,8 @@ def _claims(told: object, signer: PeerId, author: bool) -> list[Claim]:
     if not isinstance(told, list) or len(told) > CLAIMS_TOLD:
         raise FormatError(f"peer {signer[-8:]} claims nothing that can be read")
     claims = []
-    for each in told:
-        match each:
+    for claim in told:
+        match claim:
             case [int(folded), bytes(digest), int(contributions)] if (
                 type(folded) is type(contributions) is int and folded >= 0 and len(digest) == 32
             ):

@@ -99,7 +99,7 @@ def parse_ticket(text: str) -> Ticket:
             len(run) == 32
             and _is_key(authority)
             and len(token) <= MOST_TOKEN_BYTES
-            and all(isinstance(each, str) for each in (*doors, *addresses))
+            and all(isinstance(address, str) for address in (*doors, *addresses))
         ):
             ticket = Ticket(RunId(run.hex()), authority, tuple(doors), tuple(addresses), token)
         case _:

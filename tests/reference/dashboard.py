@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from bootstrap.dashboard.server import listen_for_dashboard, serve_dashboard
+from bootstrap.dashboard.server import dashboard_port, serve_dashboard
 from protocol.monitor import View
 
 
@@ -43,7 +43,7 @@ class Shown:
     async def serve(self, up: Callable[[str], None], where: str = "0", metrics: bytes = b"") -> None:
         """Serve until the end; `up` is told the URL."""
         self._loop = asyncio.get_running_loop()
-        with listen_for_dashboard(where, "train.example.org") as place:
+        with dashboard_port(where, "train.example.org") as place:
             up(place.url)
             await serve_dashboard(place, lambda: self.view, self.until_changed, lambda: metrics, self.stop)
 

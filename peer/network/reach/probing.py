@@ -98,9 +98,9 @@ async def _measure(door: run_pb2_grpc.RunStub, address: str) -> MeasuredWay:
     """
     trips, ahead, last = list[float](), 0.0, pb.MeasureReply()
     for _ in range(PINGS + 1):
-        sent, begun = unix_time(), time.perf_counter()
+        sent, started = unix_time(), time.perf_counter()
         last = await _ask(door, 0, 0)
-        trip = time.perf_counter() - begun
+        trip = time.perf_counter() - started
         if trip <= min(trips, default=math.inf):
             ahead = sent + trip / 2 - last.time
         trips.append(trip)
@@ -121,26 +121,26 @@ async def _ask(door: run_pb2_grpc.RunStub, sent: int, wanted: int) -> pb.Measure
 async def _fill(door: run_pb2_grpc.RunStub, trip: float, upwards: bool) -> float:
     """Measure the bits a second that a link carries in one direction, while so many pieces are under way that it is
     full."""
-    came: list[float] = []
+    arrivals: list[float] = []
 
     async def carry(count: int) -> None:
         await _ask(door, *((count, 0) if upwards else (0, count)))
-        came.append(time.perf_counter())
+        arrivals.append(time.perf_counter())
 
-    begun = time.perf_counter()
+    started = time.perf_counter()
     await carry(PROBE_WARMUP_BYTES)
-    taken = max(came.pop() - begun - trip, 1e-4)
-    piece = int(min(CHUNK_BYTES, max(PROBE_WARMUP_BYTES, PROBE_WARMUP_BYTES / taken * PIECE_SECONDS)))
-    begun, left = time.perf_counter(), PROBE_PIECES
+    duration = max(arrivals.pop() - started - trip, 1e-4)
+    piece = int(min(CHUNK_BYTES, max(PROBE_WARMUP_BYTES, PROBE_WARMUP_BYTES / duration * PIECE_SECONDS)))
+    started, pieces_left = time.perf_counter(), PROBE_PIECES
 
     async def carry_on() -> None:
-        nonlocal left
-        while left and time.perf_counter() - begun < FILLING_SECONDS:
-            left -= 1
+        nonlocal pieces_left
+        while pieces_left and time.perf_counter() - started < FILLING_SECONDS:
+            pieces_left -= 1
             await carry(piece)
 
     await asyncio.gather(*(carry_on() for _ in range(AT_ONCE)))
-    return rate_of(begun, came, piece)
+    return rate_of(started, arrivals, piece)
 
 
 def rate_of(begun: float, came: Sequence[float], piece: int) -> float:

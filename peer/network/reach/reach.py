@@ -201,8 +201,8 @@ def reach_at(wish: Wish, machine: MachineAddresses, had: Collection[str], port: 
     host, wished_port = wish.listens or (machine.towards, 0)
     port = wished_port or port
     if host in had and host not in machine.own:
-        gone = f"{host}, where this peer is to listen (--listen), is no address of this machine now"
-        return Reach(LOOPBACK, port, (LOOPBACK, None), f"{gone}; it is reached by relays")
+        reason = f"{host}, where this peer is to listen (--listen), is no address of this machine now"
+        return Reach(LOOPBACK, port, (LOOPBACK, None), f"{reason}; it is reached by relays")
     named = [address for address in wish.announced if address[0] in machine.own or address[0] not in had]
     if not named:
         return Reach(host, port, (machine.towards if host in WILDCARDS else host, None))
@@ -218,10 +218,10 @@ def after_change(
     It moves where an address is gone that it listens at, has announced, or calls from; and where one is back that its
     owner has named. Any other may come and go: a container's bridge, another network card.
     """
-    gone, came = before.own - now.own, now.own - before.own
+    departed, arrived = before.own - now.own, now.own - before.own
     used = {*reach.hosts, reach.announced[0], *(host for host, _ in reach.others), before.towards}
     wished = {host for host, _ in (*wish.announced, wish.listens or ("", 0))}
-    if not now.towards or not (gone & used or came & wished):
+    if not now.towards or not (departed & used or arrived & wished):
         return None
     return reach_at(wish, now, had, port)
 
@@ -233,16 +233,17 @@ def _told(objection: str, reach: Reach, port: int, dialled: str) -> str:
 
 def _advice(reach: Reach, port: int, dialled: str) -> str:
     """The advice to a volunteer on how to be dialled."""
-    seen, named = split_address(dialled)[0], reach.announced[1]
+    dialled_host, named = split_address(dialled)[0], reach.announced[1]
     if is_loopback(reach.host):
         return f"listen where others call, with --listen 0.0.0.0:{port}: on {reach.host} only this machine does"
-    if seen == reach.host:
-        return f"let TCP port {port} through this machine's firewall, and name it: --listen {join_address(seen, port)}"
+    if dialled_host == reach.host:
+        wanted = join_address(dialled_host, port)
+        return f"let TCP port {port} through this machine's firewall, and name it: --listen {wanted}"
     if named is not None and named != port:
         return f"forward port {named} on the router to port {port} of this machine ({reach.host})"
     return (
         f"forward TCP port {port} on the router to this machine ({reach.host}), and name it: "
-        f"--listen {join_address(reach.host, port)} --announce {seen}"
+        f"--listen {join_address(reach.host, port)} --announce {dialled_host}"
     )
 
 
@@ -254,9 +255,9 @@ async def answering(identity: Identity, host: str, port: int) -> AsyncIterator[i
     Raises:
         ResourceError: the port is taken, or the address is not this machine's.
     """
-    own = certificates.certify(identity, identity.key.public_key(), unix_time(), MOMENT_SECONDS)
+    own_certificate = certificates.certify(identity, identity.key.public_key(), unix_time(), MOMENT_SECONDS)
     server = grpc.aio.server(options=options(None))
-    shown = Credentials(certificates.private_key(identity), own, own)
+    shown = Credentials(certificates.private_key(identity), own_certificate, own_certificate)
     gate = await gates.bind(host, port, AT_DOOR, DOOR_SHARE)
     try:
         await gate.serve(server, shown.at_the_door())

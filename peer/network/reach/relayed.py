@@ -120,10 +120,10 @@ class Hidden:
     async def _ping(self, address: str, relay: PeerId, stream: Stream) -> None:
         """Ping a relay until it is gone."""
         try:
-            there = True
-            while there and not self.objection(relay):
-                there = await ping(stream)
-                await asyncio.sleep(RELAY_PING_SECONDS if there else 0)
+            is_alive = True
+            while is_alive and not self.objection(relay):
+                is_alive = await ping(stream)
+                await asyncio.sleep(RELAY_PING_SECONDS if is_alive else 0)
         finally:
             stream.close()
             self.held.pop(address, None)

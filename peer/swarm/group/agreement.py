@@ -79,18 +79,20 @@ class Agreement:
         if not answer.holds(offer):
             await self._meet(answer)
             return None
-        here = self.here
-        here.open_pipeline(Attempt(self.seats.replica, offer.attempt), self.seats.upstream, self.seats.downstream)
-        step = max(here.steps, answer.step)
-        digest = here.group_digest(answer.group_digest)
+        stage_round = self.here
+        stage_round.open_pipeline(
+            Attempt(self.seats.replica, offer.attempt), self.seats.upstream, self.seats.downstream
+        )
+        step = max(stage_round.steps, answer.step)
+        digest = stage_round.group_digest(answer.group_digest)
         if self.seats.upstream is not None:
             self.seats.upstream.send(pack_answer(AnswerFrame(offer.round, step, offer.embedding_digest, digest)))
-            said = await self._told(self.seats.upstream, here.trainer.index, offer.round)
+            said = await self._told(self.seats.upstream, stage_round.trainer.index, offer.round)
             with self.seats.upstream.blamed():
                 step, digest = unpack_start(said, step, offer.goal)
         if self.seats.downstream is not None:
             self.seats.downstream.send(pack_start(step, digest))
-        here.start(step, digest)
+        stage_round.start(step, digest)
         return offer
 
     async def _offer(self) -> OfferFrame:
@@ -111,9 +113,9 @@ class Agreement:
         """
         outer, upstream, stage = self.outer, self.seats.upstream, self.here.trainer.index
         assert upstream is not None
-        said = await self._next_offer(upstream)
+        offer_frame = await self._next_offer(upstream)
         with upstream.blamed():
-            offer = unpack_offer(said, outer.manifest, stage, outer.discovery.record.peer_id, upstream.peer)
+            offer = unpack_offer(offer_frame, outer.manifest, stage, outer.discovery.record.peer_id, upstream.peer)
         if offer.members[0] != PeerId(self.seats.replica):
             raise upstream.breach("offers a round to another group than it has called for")
         await self.finish(offer.round - 1)
@@ -137,19 +139,19 @@ class Agreement:
         """
         async with Children() as children:
             receiving, holding = children.spawn(upstream.receive()), children.spawn(self._is_held())
-            for each in (receiving, holding):
-                each.add_done_callback(lambda _: self.outer.discovery.news.ring())
+            for waiting_task in (receiving, holding):
+                waiting_task.add_done_callback(lambda _: self.outer.discovery.news.ring())
             await self.here.follow(
                 lambda: receiving.done() or holding.done() or self.seats.lost is not None or self.outer.leaving,
                 self.wait,
             )
-            said = receiving.result() if receiving.done() else None
+            frame = receiving.result() if receiving.done() else None
             if self.outer.over or self.outer.leaving:
                 raise LeavingError("this peer leaves")
             self.seats.require_neighbours()
-            if said is None:
+            if frame is None:
                 raise upstream.breach(f"has offered its group no round for {holding.result():.0f} s")
-            return said
+            return frame
 
     async def _is_held(self) -> float:
         """Wait until the group has stood still for too long. Returns for how many seconds. Polls are counted, since no
@@ -191,9 +193,9 @@ class Agreement:
         if downstream is None:
             return AnswerFrame(offer.round, self.here.steps, offer.embedding_digest)
         downstream.send(pack_offer(offer))
-        said = await self._told(downstream, len(self.seats.behind), offer.round)
+        answer = await self._told(downstream, len(self.seats.behind), offer.round)
         with downstream.blamed():
-            return unpack_answer(said, self.outer.manifest)
+            return unpack_answer(answer, self.outer.manifest)
 
     async def _told(self, link: Link, stages: int, round: int) -> pb.Frame:
         """Receive a neighbour's next message about a round that `stages` of the group have to agree on. A long wait for
@@ -214,15 +216,15 @@ class Agreement:
         """Catch up with a stage behind that is ahead of us, or that holds contributions that we have not: fetch them
         from the stage behind this one, which does the same. The first stage ends the round with the inner steps that it
         has, or begins it anew."""
-        here, outer, upstream = self.here, self.outer, self.seats.upstream
+        stage_round, outer, upstream = self.here, self.outer, self.seats.upstream
         if self.seats.downstream is not None:
-            await here.compare_with(self.seats.downstream.peer)
+            await stage_round.compare_with(self.seats.downstream.peer)
         if upstream is not None:
             upstream.send(pack_answer(answer))
             return
         if round_policy.is_nobodys(outer.discovery.record, [answer.round], outer.discovery.others()):
             outer.nobodys = outer.clock
-        self.is_over = bool(here.steps) or answer.round > outer.clock
+        self.is_over = bool(stage_round.steps) or answer.round > outer.clock
         if not self.is_over:
             await outer.settle_part(EMBEDDING)
-            here.round = 0
+            stage_round.round = 0

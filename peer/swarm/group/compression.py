@@ -73,18 +73,33 @@ class Choice:
             return ""
         now = median_low(steps)
         self._learn(now)
-        known = {each: tried.stretch for each, tried in self.tried.items() if tried.until >= self.rounds}
-        best = min(c for c, each in known.items() if each <= SLOW_STRETCH_RATIO * min(known.values()))
+        stretches = {
+            compression_tried: tried.stretch
+            for compression_tried, tried in self.tried.items()
+            if tried.until >= self.rounds
+        }
+        best = min(
+            c
+            for c, compression_tried in stretches.items()
+            if compression_tried <= SLOW_STRETCH_RATIO * min(stretches.values())
+        )
         if best != self.current:
-            than = f"{known[best]:.1f} times at d/{best}"
+            than = f"{stretches[best]:.1f} times at d/{best}"
             return self._change(best, f"at d/{self.current} a step took {now:.1f} times its passes, and {than}")
-        at, found = self.compressions.index(best), f"at d/{best} a step took {now:.1f} times its passes"
+        at, best_index = self.compressions.index(best), f"at d/{best} a step took {now:.1f} times its passes"
         larger, smaller = self.compressions[:at], self.compressions[at + 1 :]
-        if now > SLOW_STRETCH_RATIO and smaller and known.keys().isdisjoint(smaller):
-            enough = next((each for each in smaller if each * SLOW_STRETCH_RATIO >= best * now), smaller[-1])
-            return self._change(enough, found)
-        if larger and larger[-1] not in known:
-            return self._change(larger[-1], f"to see whether it hides; {found}")
+        if now > SLOW_STRETCH_RATIO and smaller and stretches.keys().isdisjoint(smaller):
+            enough = next(
+                (
+                    compression_tried
+                    for compression_tried in smaller
+                    if compression_tried * SLOW_STRETCH_RATIO >= best * now
+                ),
+                smaller[-1],
+            )
+            return self._change(enough, best_index)
+        if larger and larger[-1] not in stretches:
+            return self._change(larger[-1], f"to see whether it hides; {best_index}")
         return ""
 
     def _learn(self, now: float) -> None:

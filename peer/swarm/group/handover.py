@@ -136,15 +136,15 @@ class Handover:
     async def _is_declined(self) -> bool:
         """Offer what is set aside; True: it is this peer's again. False: the heir has it, or may have it."""
         handovers, heir = self.handovers, PeerId(self.handovers.heir)
-        there = next((peer for peer in self.outer.discovery.others() if peer.peer_id == heir), None)
+        record = next((peer for peer in self.outer.discovery.others() if peer.peer_id == heir), None)
         unknown = f"peer {heir[-8:]} has not said whether it took over: what it was handed stays in {self.outer.folder}"
-        if there is None:
+        if record is None:
             self._tell(unknown)
             return False
         me = self.outer.discovery.record
         bequest = Bequest(me.peer_id, heir, handovers.given, me.stage, handovers.sha256, len(handovers.blob))
         try:
-            reason = await bequeath(bequest, there, self.outer.reconciler)
+            reason = await bequeath(bequest, record, self.outer.reconciler)
         except HetpeerError as error:
             self._tell(f"{unknown} ({error})")
             return False

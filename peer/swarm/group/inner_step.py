@@ -124,19 +124,19 @@ class PipelineStage:
         """
         self.norms = self.norms if step else ()
         self.waited_before = self.waited_behind = 0.0
-        hand = StepInHand(self, round, step, source)
+        current = StepInHand(self, round, step, source)
         try:
-            taken = await hand.take()
+            outcome = await current.take()
         finally:
-            hand.stop()
-        self.begun, self.batch = hand.todo.forwards - hand.todo.microbatches, hand.next_batch
-        passes, manifest = taken.sums.passes[0], self.trainer.manifest
-        self.norms = taken.sums.squared_norms if manifest.inner.clips_by_others else ()
+            current.stop()
+        self.begun, self.batch = current.todo.forwards - current.todo.microbatches, current.next_batch
+        passes, manifest = outcome.sums.passes[0], self.trainer.manifest
+        self.norms = outcome.sums.squared_norms if manifest.inner.clips_by_others else ()
         self.speed = self.rules.sequences * manifest.model.context / passes
-        if hand.behind is not None and hand.sent is not None:
-            trip = hand.behind.came[0] - hand.sent
+        if current.behind is not None and current.sent is not None:
+            trip = current.behind.came[0] - current.sent
             self.depth = depth_for(trip, passes, self.trainer.index, manifest.replicas.stages, self.room)
-        return taken
+        return outcome
 
     async def abandon(self, reason: str) -> None:
         """Hang up, and forget the inner step in flight."""
@@ -192,15 +192,15 @@ class StepInHand:
 
     async def take(self) -> StepTaken:
         """All microbatches forward and back, and the optimizer's step."""
-        here, inner = self.here, self.manifest.inner
+        stage_round, inner = self.here, self.manifest.inner
         sums: SumsFrame | None = None
         end: EndFrame | None = None
-        if self.source is not None and here.batch is None:
-            here.batch = await self.source.batch(0)
-        begun, seconds = monotonic(), 0.0
+        if self.source is not None and stage_round.batch is None:
+            stage_round.batch = await self.source.batch(0)
+        started, seconds = monotonic(), 0.0
         while sums is None or not self.todo.done:
             if sums is None and self.todo.summed:
-                seconds, sums = monotonic() - begun, await self._sum_up()
+                seconds, sums = monotonic() - started, await self._sum_up()
             elif self.todo.asks and (self.source is not None or self._is_here(self.before)):
                 end = await self._end(1.0)
                 await self._go_on(end)
@@ -210,10 +210,10 @@ class StepInHand:
             end = await self._end(1.0 if inner.overlap else clip_factor(sums.squared_norms, inner.clip))
         factor = end.clip_factor
         if inner.overlap:
-            stage, stages = here.trainer.index, self.manifest.replicas.stages
+            stage, stages = stage_round.trainer.index, self.manifest.replicas.stages
             factor = stage_clip_factor(stage, sums.squared_norms[0], end.before, stages, inner.clip)
-        place = place_in_run(self.manifest, self.round, self.step, here.goal or inner.steps)
-        await here.torch_thread.run(here.trainer.update, factor, place)
+        run_position = place_in_run(self.manifest, self.round, self.step, stage_round.goal or inner.steps)
+        await stage_round.torch_thread.run(stage_round.trainer.update, factor, run_position)
         return StepTaken(sums, seconds, end.last)
 
     def stop(self) -> None:
@@ -230,16 +230,16 @@ class StepInHand:
 
     async def _sum_up(self) -> SumsFrame:
         """The gradients are in: tell the stage before, once the stages behind have told of theirs."""
-        here, numbers = self.here, map(self.number, range(self.todo.microbatches))
-        passes = max(median([here.seconds.pop(each) for each in numbers]), SHORTEST_SECONDS)
-        squared_norm = await here.torch_thread.run(here.trainer.squared_norm)
+        stage_round, numbers = self.here, map(self.number, range(self.todo.microbatches))
+        passes = max(median([stage_round.seconds.pop(number) for number in numbers]), SHORTEST_SECONDS)
+        squared_norm = await stage_round.torch_thread.run(stage_round.trainer.squared_norm)
         if self.behind is None:
             sums = SumsFrame((squared_norm,), (passes,), sum(self.losses) / len(self.losses))
         else:
             behind: SumsFrame = await self._next_of(self.behind)
             sums = SumsFrame((squared_norm, *behind.squared_norms), (passes, *behind.passes), behind.loss)
-        if here.upstream is not None:
-            here.upstream.send(pack_sums(self.round, self.step, sums))
+        if stage_round.upstream is not None:
+            stage_round.upstream.send(pack_sums(self.round, self.step, sums))
         return sums
 
     async def _end(self, factor: float) -> EndFrame:
@@ -296,31 +296,37 @@ class StepInHand:
                 with self._timed(microbatch):
                     await self.here.torch_thread.run(self.here.trainer.weight_gradients, self.number(microbatch))
             case None:
-                for each in (self.before, self.behind):
-                    if each is not None and each.over:
-                        each.take()  # the step cannot end: whoever waits for this stage is to learn it
+                for incoming in (self.before, self.behind):
+                    if incoming is not None and incoming.over:
+                        incoming.take()  # the step cannot end: whoever waits for this stage is to learn it
                 upstream = isinstance(self.todo.due, Forward)
                 with self._waiting_for(self.here.upstream if upstream else self.here.downstream):
                     await wait_for_any(self.before, self.behind)
 
     async def _forward(self, microbatch: int) -> None:
         """One forward pass, whose outcome is sent on; at the last stage it is the loss."""
-        here, place = self.here, self._place(microbatch)
+        stage_round, position = self.here, self._place(microbatch)
         if self.before is None:
-            batch = here.batch if place.step == self.step else self.next_batch
+            batch = stage_round.batch if position.step == self.step else self.next_batch
             assert batch is not None
-            start = place.microbatch * here.rules.sequences
-            tokens, activations = batch[start : start + here.rules.sequences], None
+            start = position.microbatch * stage_round.rules.sequences
+            tokens, activations = batch[start : start + stage_round.rules.sequences], None
         else:
             frame: ForwardFrame = self.before.take()
             tokens, activations = frame.tokens, frame.activations
         with self._timed(microbatch):
-            out = await here.torch_thread.run(here.compute_forward, self.number(microbatch), tokens, activations)
+            out = await stage_round.torch_thread.run(
+                stage_round.compute_forward, self.number(microbatch), tokens, activations
+            )
         if isinstance(out, float):
             self.losses.append(out)
-        elif here.downstream is not None:
-            require_in_range(out, here.rules.activations, here.upstream)
-            send(here.downstream, ForwardFrame(place, out, tokens, here.embedding_digest), here.rules)
+        elif stage_round.downstream is not None:
+            require_in_range(out, stage_round.rules.activations, stage_round.upstream)
+            send(
+                stage_round.downstream,
+                ForwardFrame(position, out, tokens, stage_round.embedding_digest),
+                stage_round.rules,
+            )
             if microbatch == 0:
                 self.sent = asyncio.get_running_loop().time()
 

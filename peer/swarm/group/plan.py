@@ -67,15 +67,15 @@ def is_like(me: PeerRecord, mine: PeerRecord, other: PeerRecord) -> bool:
 def matched(rivals: Iterable[PeerRecord], candidates: Iterable[PeerRecord]) -> dict[PeerId, PeerRecord]:
     """Return the candidate that each rival wants, in their order: the free one next to it in speed. No two want the
     same one."""
-    left = sorted(candidates, key=lambda peer: (peer.tokens_per_second, peer.peer_id))  # the unmeasured come first
+    remaining = sorted(candidates, key=lambda peer: (peer.tokens_per_second, peer.peer_id))  # the unmeasured come first
     wanted: dict[PeerId, PeerRecord] = {}
     for rival in rivals:
-        if not left:
+        if not remaining:
             break
-        at = bisect(left, rival.tokens_per_second, key=lambda peer: peer.tokens_per_second)
-        beside = {0, max(0, at - 1), min(at, len(left) - 1)}
-        best = min(beside, key=lambda place: (speed_difference(rival, left[place]), place))
-        wanted[rival.peer_id] = left.pop(best)
+        at = bisect(remaining, rival.tokens_per_second, key=lambda peer: peer.tokens_per_second)
+        beside = {0, max(0, at - 1), min(at, len(remaining) - 1)}
+        best = min(beside, key=lambda place: (speed_difference(rival, remaining[place]), place))
+        wanted[rival.peer_id] = remaining.pop(best)
     return wanted
 
 
@@ -97,18 +97,18 @@ def better_group(peers: Peers, me: PeerRecord, stages: int) -> Sequence[PeerId] 
     ranked += [sorted((p for p in volunteers if p.stage == stage), key=_fastest_first) for stage in range(1, stages)]
     now = best = 0.0
     for rank, first in enumerate(firsts):
-        own = [peer for peer in volunteers if peer.replica == first.peer_id]
-        if len({peer.stage for peer in own}) < stages:
+        members = [peer for peer in volunteers if peer.replica == first.peer_id]
+        if len({peer.stage for peer in members}) < stages:
             return None
-        pace = min(peer.tokens_per_second for peer in own)
+        pace = min(peer.tokens_per_second for peer in members)
         if not pace:  # somebody has not been measured
             return None
         now += pace
         best += min(order[rank].tokens_per_second for order in ranked)
     if not now or best < MUCH_QUICKER * now:
         return None
-    place = ranked[me.stage].index(me) if me in ranked[me.stage] else len(firsts)
-    return [order[place].peer_id for order in ranked] if place < len(firsts) else []
+    slot = ranked[me.stage].index(me) if me in ranked[me.stage] else len(firsts)
+    return [order[slot].peer_id for order in ranked] if slot < len(firsts) else []
 
 
 def backoff_seconds(attempt: int, jitter: float) -> float:

@@ -144,12 +144,12 @@ class GroupSeats:
             RefusedError: this peer has one already, or takes no part in groups now, or not with that one.
         """
         discovery, me = self.reconciler.discovery, self._me
-        known = discovery.records.get(neighbour)
+        record = discovery.records.get(neighbour)
         if objection := self.reconciler.bans.objection(neighbour):
             raise RefusedError(objection)
-        if known is None:
+        if record is None:
             raise RefusedError("this peer has not heard of you yet")
-        if known.role != "volunteer" or known.stage + 1 != me.stage:
+        if record.role != "volunteer" or record.stage + 1 != me.stage:
             raise RefusedError(f"this peer serves stage {me.stage}, and you not the one before it")
         if me.stage == 1 and PeerId(replica) != neighbour:
             raise RefusedError("a group is named for its first stage")
@@ -213,12 +213,12 @@ class GroupSeats:
     async def _candidate(self, attempt: int, without: PeerId | None = None) -> PeerRecord | None:
         """Return the peer to call next, after `attempt` vain attempts; None if nobody is free."""
         discovery = self.reconciler.discovery
-        there = {peer.peer_id: peer for peer in discovery.peers() if peer.role == "volunteer"}
+        volunteers = {peer.peer_id: peer for peer in discovery.peers() if peer.role == "volunteer"}
         if self.wished is not None and monotonic() < self.until:
-            return there.get(self.wished)
+            return volunteers.get(self.wished)
         await self._measure()
         order = preferred(discovery.peers(), self._me, discovery.trips)
-        usual = there.get(self.usual) if self.usual is not None else None
+        usual = volunteers.get(self.usual) if self.usual is not None else None
         if usual is not None and usual.stage == self._me.stage + 1 and usual.replica in ("", self.replica):
             order = [usual, *(peer for peer in order if peer.peer_id != usual.peer_id)]
         now = monotonic()
@@ -248,9 +248,9 @@ class GroupSeats:
         """
         assert self.downstream is not None
         async with asyncio.timeout(seconds):
-            said = await self.downstream.receive()
+            frame = await self.downstream.receive()
         with self.downstream.blamed():
-            self.behind = unpack_seats(said, self.downstream.peer, self._to_fill)
+            self.behind = unpack_seats(frame, self.downstream.peer, self._to_fill)
         self.usual, self.wished = self.downstream.peer, None
         self._tell()
 

@@ -221,21 +221,24 @@ class ServedStage:
             LostMemberError, BreachError: a neighbour is gone, or broke the protocol, or is slow while another
                 volunteer of its stage is free.
         """
-        here = self.here
-        source, last = RoundText(here, self.reader) if self.reader is not None else None, here.steps >= here.goal
+        stage_round = self.here
+        source, last = (
+            RoundText(stage_round, self.reader) if self.reader is not None else None,
+            stage_round.steps >= stage_round.goal,
+        )
         with self._checking() as checks:
             while not last:
                 self.slow_members.require_quick()
-                taken = await here.step(source)
-                checks.step_taken(here.steps)
+                outcome = await stage_round.step(source)
+                checks.step_taken(stage_round.steps)
                 if self.choice is not None:
-                    self.choice.note(taken.seconds, taken.sums.passes)
-                last = taken.last
-                if here.times is not None and self.offer is not None:
-                    self.slow_members.step_taken(self.offer, here.step_kind, here.times)
+                    self.choice.note(outcome.seconds, outcome.sums.passes)
+                last = outcome.last
+                if stage_round.times is not None and self.offer is not None:
+                    self.slow_members.step_taken(self.offer, stage_round.step_kind, stage_round.times)
                 if self.outer.leaving and not last:
                     raise LeavingError("this peer leaves")
-        here.end_steps()
+        stage_round.end_steps()
 
     @contextmanager
     def _checking(self) -> Iterator[SpotChecking]:

@@ -161,17 +161,17 @@ class StageRound:
         await self.handover.inherit()
         self.outer.reconciler.contacts.bandwidth.begin_steps()
         with self._watched():
-            taken = await self.pipeline.run(self.round, self.steps, source)
+            outcome = await self.pipeline.run(self.round, self.steps, source)
         seconds = self.pace.seconds[-1]
         waited = min(seconds, self.pipeline.waited_before), min(seconds, self.pipeline.waited_behind)
-        self.times = StepTimes(seconds, *waited, taken.sums.passes)
-        self.outer.emit(StepDone(self.round, self.steps, taken.sums.loss, self.outer.manifest.tokens_per_step))
+        self.times = StepTimes(seconds, *waited, outcome.sums.passes)
+        self.outer.emit(StepDone(self.round, self.steps, outcome.sums.loss, self.outer.manifest.tokens_per_step))
         self._note_exchange()
         self._tell_another_speed()
         self.steps += 1
         self.own_steps += 1
         self.outer.record_arrivals()
-        return taken
+        return outcome
 
     def _note_exchange(self) -> None:
         """A step was taken: every microbatch of it has gone over both links, there and back."""
@@ -251,8 +251,8 @@ class StageRound:
             return self.outer.told_over or self.outer.leaving or interrupted()
 
         await self.contribute()
-        for due in self.outer.manifest.outer.applied(round):
-            while not await wait_for_round(self.outer, due, lambda: self.handover.due or is_left()):
+        for applied_round in self.outer.manifest.outer.applied(round):
+            while not await wait_for_round(self.outer, applied_round, lambda: self.handover.due or is_left()):
                 if is_left():
                     return
                 if self.outer.is_behind:

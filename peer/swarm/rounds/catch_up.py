@@ -38,36 +38,38 @@ async def resume_from_folder(outer: OuterLoop) -> None:
         newest = await asyncio.to_thread(followed.snapshots.resume, part)
         if newest is not None:
             await followed.adopt(newest[0], to_torch(newest[1]))
-    kept = await asyncio.to_thread(checkpoint.candidates, outer.folder)
-    if kept:
-        await outer.restore(kept[0])
-    if kept and not kept[0].parts:  # it has left a stage since, and comes as a newcomer
+    candidates = await asyncio.to_thread(checkpoint.candidates, outer.folder)
+    if candidates:
+        await outer.restore(candidates[0])
+    if candidates and not candidates[0].parts:  # it has left a stage since, and comes as a newcomer
         outer.discovery.tell(contributed=0)
-        for each in followed.parts.values():
-            each.left_after = kept[0].contributed
+        for followed_part in followed.parts.values():
+            followed_part.left_after = candidates[0].contributed
     settled = checkpoint.last_settled(outer.folder)
     if settled is not None and settled.digests.keys() == {str(part) for part in followed.parts}:
         outer.progress.raise_to(settled.run, {Part(part): round for part, round in settled.held.items()})
     else:
         settled = None
-    closed = (each.ledger.folded for each in followed.parts.values())
+    closed = (followed_part.ledger.folded for followed_part in followed.parts.values())
     outer.begin_after(max(outer.clock - 1, settled.round if settled else 0, *closed))
     outer.compared = settled is not None and outer.finished and settled.compared
-    for part, each in followed.parts.items():
-        each.ledger.advance(outer.clock)
-        was = kept[0].parts.get(part) if kept else None  # None: this folder served another stage then
+    for part, followed_part in followed.parts.items():
+        followed_part.ledger.advance(outer.clock)
+        was = candidates[0].parts.get(part) if candidates else None  # None: this folder served another stage then
         if was is not None and was.contribution is not None and outer.contributed:
-            await reconciler.publish(part, kept[0].contributed, was.contribution)
+            await reconciler.publish(part, candidates[0].contributed, was.contribution)
     reconciler.intake.restore()
-    for part, each in followed.parts.items():
-        each.own |= {
-            entry.name.round: entry.sha256 for entry in each.ledger.all_entries() if entry.name.author == followed.me
+    for part, followed_part in followed.parts.items():
+        followed_part.own |= {
+            entry.name.round: entry.sha256
+            for entry in followed_part.ledger.all_entries()
+            if entry.name.author == followed.me
         }
         followed.forget(part)
-    if folded := max(each.ledger.folded for each in followed.parts.values()):
+    if folded := max(followed_part.ledger.folded for followed_part in followed.parts.values()):
         reconciler.attested.resume(folded)
     await outer.settle()
-    if kept and kept[0].parts:
+    if candidates and candidates[0].parts:
         outer.emit(Resumed(outer.clock - 1))
 
 

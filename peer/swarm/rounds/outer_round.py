@@ -105,8 +105,7 @@ class OuterLoop:
 
     @property
     def begun(self) -> bool:
-        """A run begins when all the replicas of its manifest have formed, or, once it has gathered, with one; who comes
-        later finds it under way."""
+        """Whether the run has begun: all the replicas of its manifest have formed, or one, once it has gathered."""
         formed = len(replicas(self.discovery.peers())) >= (1 if self.gathered else self.manifest.replicas.total)
         contributed = any(each.ledger.accepted for each in self.followed.parts.values())
         return formed or contributed or self.clock > 1 or max(self._run(), self.reconciler.witnesses.most_shown()) > 0
@@ -182,8 +181,7 @@ class OuterLoop:
         return PartView(newest, held, self.clock in ledger.accepted, ledger.is_complete(self.clock, LATELY))
 
     def holders(self, part: Part) -> list[PeerRecord]:
-        """Others that are here and hold the newest state of a part, as they say and the operator's observer does not
-        deny."""
+        """The others here that hold the newest state of a part: they say so, and no attestation denies it."""
         others = self.others()
         following = [peer for peer in self.reconciler.followers(part) if peer in others and holds_newest(peer)]
         return [peer for peer in following if self.reconciler.attested.believes(peer.peer_id, part)]
@@ -233,12 +231,13 @@ class OuterLoop:
             return
         blobs: dict[Part, bytes] = {}
         for part, tensors in moved.items():
-            each = self.followed.parts[part]
-            late = each.ledger.window.receipts_needed(each.ledger.clock + SKEW, round) > 0
-            if not late and round > each.ledger.folded and not each.has_made(round):  # others must be able to take it
+            followed = self.followed.parts[part]
+            ledger = followed.ledger
+            late = ledger.window.receipts_needed(ledger.clock + SKEW, round) > 0
+            if not late and round > ledger.folded and not followed.has_made(round):  # others must be able to take it
                 blobs[part] = await self._compose(part, round, steps, tensors)
             else:
-                await self.followed.torch_thread.run(each.state.absorb, tensors)
+                await self.followed.torch_thread.run(followed.state.absorb, tensors)
         self.optimizer = optimizer
         self.discovery.tell(contributed=max(round, self.discovery.record.contributed))
         await self.save(blobs)
@@ -264,11 +263,11 @@ class OuterLoop:
         """Keep what this peer alone knows: error feedback, optimizer, and what it has sent. `keep`: so many checkpoints
         stay, this one counted."""
         parts = {}
-        for part, each in self.followed.parts.items():
-            sent = {str(round): each.own[round] for round in each.authored.sent}
-            returned = {str(round): each.own[round] for round in each.authored.returned}
+        for part, followed in self.followed.parts.items():
+            sent = {str(round): followed.own[round] for round in followed.authored.sent}
+            returned = {str(round): followed.own[round] for round in followed.authored.returned}
             state = PartState(sent=sent, returned=returned)
-            parts[part] = PartCheckpoint(state, each.state.error_feedback, blobs.get(part))
+            parts[part] = PartCheckpoint(state, followed.state.error_feedback, blobs.get(part))
         record = self.discovery.record
         kept = Checkpoint(record.round, record.contributed, parts, self.optimizer, self.handovers)
         thread = self.followed.torch_thread  # training waits, and so the moments are those of the round's end
@@ -278,16 +277,17 @@ class OuterLoop:
         """Take up what a checkpoint of this peer's folder has, as `save` has kept it."""
         self.optimizer, self.handovers = kept.optimizer, kept.handovers
         self.discovery.tell(round=kept.round, contributed=kept.contributed)
-        for part, each in self.followed.parts.items():
+        for part, followed in self.followed.parts.items():
             was = kept.parts.get(part)
             if was is None:
                 continue
-            for target, rounds in ((each.authored.sent, was.state.sent), (each.authored.returned, was.state.returned)):
+            authored = followed.authored
+            for target, rounds in ((authored.sent, was.state.sent), (authored.returned, was.state.returned)):
                 for round, sha256 in rounds.items():
                     target[int(round)] = ContributionName(part, int(round), self.followed.me)
-                    each.own[int(round)] = sha256
-            if each.state.error_feedback:
-                await self.followed.torch_thread.run(each.state.error_feedback.update, was.error_feedback)
+                    followed.own[int(round)] = sha256
+            if followed.state.error_feedback:
+                await self.followed.torch_thread.run(followed.state.error_feedback.update, was.error_feedback)
 
     def begin_after(self, round: int) -> None:
         """Go on after a round, the last that this peer had finished before its process began."""
@@ -367,10 +367,10 @@ class OuterLoop:
         """A round as this peer has seen it, for the decisions of `peer/swarm/rounds/round_policy.py`. Unless it
         still trains in it (`trains`), its own contribution is here, or does not come."""
         noted, parts = self.arrivals_of(round), list[PartSeen]()
-        for part, each in self.followed.parts.items():
-            here = frozenset(each.ledger.accepted.get(round, ()))
-            never = frozenset[PeerId]() if trains else frozenset({self.followed.me}) - here
-            parts.append(PartSeen(self.awaited(part, round) - never, here, noted.arrived(part)))
+        for part, followed in self.followed.parts.items():
+            authors = frozenset(followed.ledger.accepted.get(round, ()))
+            never = frozenset[PeerId]() if trains else frozenset({self.followed.me}) - authors
+            parts.append(PartSeen(self.awaited(part, round) - never, authors, noted.arrived(part)))
         return RoundSeen(
             round=round,
             parts=parts,

@@ -62,10 +62,10 @@ class OwnCredit:
     def look(self, emit: Listener, parts: Parts, round: int, me: PeerRecord) -> None:
         """Tell what is new: of this round, and of earlier ones that are still open."""
         changed: dict[tuple[int, str], list[str]] = {}
-        for part, each in parts.items():
-            authored = {round, *(one for one in each.own if each.ledger.folded < one < round)}
-            for at in sorted(authored) if each.state.error_feedback else ():
-                why, before = credit_objection(part, each, at, me), self.told.get((at, part))
+        for part, followed in parts.items():
+            authored = {round, *(one for one in followed.own if followed.ledger.folded < one < round)}
+            for at in sorted(authored) if followed.state.error_feedback else ():
+                why, before = credit_objection(part, followed, at, me), self.told.get((at, part))
                 if before is None or why not in (before, IDLE):
                     self.told[at, part] = why
                     if why or before:

@@ -106,21 +106,23 @@ class FollowedParts:
     async def settle_part(self, part: Part, clock: int, last: int) -> None:
         """Bring one part's grid to what its ledger says of rounds up to `last`, and close its rounds that are due."""
         followed = self.parts[part]
-        due = followed.ledger.advance(clock)
-        for round in sorted({*followed.ledger.open_rounds(), *followed.settled, *due}):
-            if round <= last or round in due:
+        closed = followed.ledger.advance(clock)
+        for round in sorted({*followed.ledger.open_rounds(), *followed.settled, *closed}):
+            if round <= last or round in closed:
                 while (after := followed.ledger.chosen(round)) != (before := followed.settled.get(round, {})):
                     contributions = await self.read_all(before), await self.read_all(after)
                     followed.digest = ""
                     await self.torch_thread.run(followed.state.replace, *contributions)
                     followed.settled[round] = after  # the set may have changed meanwhile
-                    followed.steps[round] = {each.name.author: each.steps for each in contributions[1]}
-            if round in due:
+                    followed.steps[round] = {
+                        contribution.name.author: contribution.steps for contribution in contributions[1]
+                    }
+            if round in closed:
                 if accepted := followed.ledger.entries(round):
                     followed.ledger.closed[round] = accepted
                 followed.ledger.fold(round)
                 followed.steps.pop(round, None)
-                await self._fold(part, followed.settled.pop(round, {}), lasting=round > due[-1] - SNAPSHOTS_KEPT)
+                await self._fold(part, followed.settled.pop(round, {}), lasting=round > closed[-1] - SNAPSHOTS_KEPT)
         followed.digest = await self.torch_thread.run(grid_digest, followed.state.grid)
 
     def is_settled(self, last: int) -> bool:
@@ -141,7 +143,10 @@ class FollowedParts:
         """Close a round for ever: the state after it goes to disk, unless later ones do at once, and old contributions
         leave it."""
         followed, contributions = self.parts[part], await self.read_all(chosen)
-        counted = {each.name.author: (chosen[each.name.author], each.steps) for each in contributions}
+        counted = {
+            contribution.name.author: (chosen[contribution.name.author], contribution.steps)
+            for contribution in contributions
+        }
         self.closed(part, followed.ledger.folded, counted)
         if part == EMBEDDING:
             self.reading = self.reading.fold(steps_read(contributions), self.manifest)

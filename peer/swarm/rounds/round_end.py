@@ -24,22 +24,22 @@ async def finish_round(outer: OuterLoop, round: int) -> dict[str, int]:
     in the state, by part; none, if the round is not finished here: the run is over elsewhere, or further ahead of this
     peer than messages take, which then has to catch up."""
     applied = outer.manifest.outer.applied(round)
-    for due in applied:
-        if not await wait_for_round(outer, due):
+    for applied_round in applied:
+        if not await wait_for_round(outer, applied_round):
             return {}
-        await _ask_who_is_ahead(outer, due)
+        await _ask_who_is_ahead(outer, applied_round)
         for part in outer.followed.parts:
-            arrivals, expected = outer.arrivals_of(due), len(outer.awaited(part, due))
+            arrivals, expected = outer.arrivals_of(applied_round), len(outer.awaited(part, applied_round))
             outer.pace.remember(arrivals.started, arrivals.arrived(part), expected)
-        outer.credited.look(outer.emit, outer.followed.parts, due, outer.discovery.record)
+        outer.credited.look(outer.emit, outer.followed.parts, applied_round, outer.discovery.record)
     await outer.finish(max(round, outer.clock - 1))
     counts: dict[str, int] = {  # more may be accepted by now than when the state was settled
-        part: sum(len(followed.settled.get(due, ())) for due in applied)
+        part: sum(len(followed.settled.get(applied_round, ())) for applied_round in applied)
         for part, followed in outer.followed.parts.items()
     }
-    for due in applied if outer.workload.looks else ():
-        arrivals, awaited = outer.arrivals_of(due), outer.awaited(EMBEDDING, due)
-        outer.workload.note(due, monotonic() - arrivals.started, arrivals.lasted(EMBEDDING), awaited)
+    for applied_round in applied if outer.workload.looks else ():
+        arrivals, awaited = outer.arrivals_of(applied_round), outer.awaited(EMBEDDING, applied_round)
+        outer.workload.note(applied_round, monotonic() - arrivals.started, arrivals.lasted(EMBEDDING), awaited)
     if outer.discovery.record.contributed < round:
         await outer.save({})
     outer.forget_arrivals()
@@ -61,21 +61,21 @@ async def wait_for_round(
         if outer.told_over or outer.is_behind or interrupted():
             return False
         outer.record_arrivals()
-        seen, now = outer.seen_now(round, trains=False), monotonic()
-        if seen.passed is None and (round_policy.others_have_gone_on(seen) or not seen.led):
+        round_seen, now = outer.seen_now(round, trains=False), monotonic()
+        if round_seen.passed is None and (round_policy.others_have_gone_on(round_seen) or not round_seen.led):
             outer.arrivals_of(round).passed = now
-        left = round_policy.seconds_left(seen, outer.pace, now)
-        if left is not None and left <= 0:
+        seconds_left = round_policy.seconds_left(round_seen, outer.pace, now)
+        if seconds_left is not None and seconds_left <= 0:
             furthest = outer.reconciler.witnesses.most_shown()
-            left = began + round_policy.most_wait_for_those_behind(seen, outer.pace, furthest) - now
-        if left is not None and left <= 0:
+            seconds_left = began + round_policy.most_wait_for_those_behind(round_seen, outer.pace, furthest) - now
+        if seconds_left is not None and seconds_left <= 0:
             parts, me = outer.followed.parts, outer.followed.me
-            due = {part: view.awaited - {me} for part, view in zip(parts, seen.parts, strict=True)}
-            outer.credited.go_on(outer.emit, due, parts, round, round_policy.why_go_on(seen, now))
+            expected = {part: view.awaited - {me} for part, view in zip(parts, round_seen.parts, strict=True)}
+            outer.credited.go_on(outer.emit, expected, parts, round, round_policy.why_go_on(round_seen, now))
             break
         lost = outer.lost_state if now - began >= LOST_STATE_SECONDS else None
-        outer.emit(lost or (wait() if wait is not None else _wait_of(outer, seen, began, now, left)))
-        await outer.discovery.news.wait(min(left, 1.0) if left is not None else 1.0)
+        outer.emit(lost or (wait() if wait is not None else _wait_of(outer, round_seen, began, now, seconds_left)))
+        await outer.discovery.news.wait(min(seconds_left, 1.0) if seconds_left is not None else 1.0)
     outer.record_arrivals()
     return True
 
@@ -88,8 +88,8 @@ def _wait_of(outer: OuterLoop, seen: RoundSeen, began: float, now: float, left: 
     if outer.discovery.record.role == "observer" and not any(part.awaited for part in seen.parts):
         return waits.for_somebody_who_trains(seen.round)
     others = [(part.awaited - {outer.followed.me}, part.here) for part in seen.parts]
-    awaited = frozenset().union(*(due for due, _ in others))
-    missing = frozenset().union(*(due - arrived for due, arrived in others))
+    awaited = frozenset().union(*(expected for expected, _ in others))
+    missing = frozenset().union(*(expected - arrived for expected, arrived in others))
     most_seconds = None if left is None else float(round(now + left - began))
     brief = now - began < max(LOGGED_WAIT_SECONDS, outer.pace.usual)
     return waits.for_contributions(seen.round, awaited, missing, seen.least, most_seconds, brief)

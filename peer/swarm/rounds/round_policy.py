@@ -86,13 +86,13 @@ class Pace:
         if half is None:
             return None
         length = max(0.0, half - started)
-        most, known = self._most(length, expected), self._known(expected)
-        if last or known is None:
+        most, usual = self._most(length, expected), self._known(expected)
+        if last or usual is None:
             return half + (LAST_ROUND_RATIO if last else 1) * most
-        credit = MOST_CREDIT * (length + known) - self.used
-        if credit < LEAST_CREDIT * (length + known):  # saved, until it is enough for a replica that is behind
-            return half + known
-        return half + known + min(credit, max(0.0, most - known))
+        credit = MOST_CREDIT * (length + usual) - self.used
+        if credit < LEAST_CREDIT * (length + usual):  # saved, until it is enough for a replica that is behind
+            return half + usual
+        return half + usual + min(credit, max(0.0, most - usual))
 
     def stop(self, started: float, arrivals: Sequence[float], expected: int) -> float | None:
         """Return the time at which a replica that is not done yet ends its inner loop."""
@@ -105,12 +105,12 @@ class Pace:
         half, stop = halfway(arrivals, expected), self.stop(started, arrivals, expected)
         if half is None or stop is None:
             return
-        in_time = [each for each in arrivals if each <= max(half, stop)]
+        in_time = [arrival for arrival in arrivals if arrival <= max(half, stop)]
         delay, is_whole = max(in_time) - half, len(in_time) >= expected
-        if (known := self._known(expected)) is not None:
-            self._charge(started, arrivals, expected, known)
+        if (usual := self._known(expected)) is not None:
+            self._charge(started, arrivals, expected, usual)
         if half - started >= self.usual / 2:  # else this peer catches up, and finds all there
-            was_cut = stop < half + (known or 0.0)  # a replica that is as quick as usual
+            was_cut = stop < half + (usual or 0.0)  # a replica that is as quick as usual
             self._measure(started, delay, is_whole and not was_cut, expected)
         self.measured = started
         self.halves.append(half - started)

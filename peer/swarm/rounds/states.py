@@ -39,14 +39,14 @@ async def _take_later_state(outer: OuterLoop, part: Part) -> list[Adopted]:
     held = attested or _prevailing_state(outer, part)
     if held is None or held.folded <= outer.followed.parts[part].ledger.folded:
         return []
-    peers, known = len(claimants(outer, held)), outer.reconciler.attested.newest
+    peers, newest_attested = len(claimants(outer, held)), outer.reconciler.attested.newest
     try:
         await take_over(outer, part, held)
     except UnreachableError:
         if attested is not None:
             outer.refuted.add(attested.digest)  # by the next round another is attested
         raise
-    since = known.since if attested is not None and known is not None else 0
+    since = newest_attested.since if attested is not None and newest_attested is not None else 0
     return [Adopted(held.folded, peers, attested is not None, since)]
 
 
