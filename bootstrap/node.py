@@ -165,11 +165,11 @@ async def _follow(
     """See how the run goes, for who asks, and keep who is in it: in `acquainted`, and for the next start in
     `directory`."""
     while True:
-        found = await dht.read_all()
-        records = register.read(found)
+        entries_found = await dht.read_all()
+        records = register.read(entries_found)
         pace.see(records, register.manifest.outer.liars, unix_time())
         monitor.see_records(records)
-        await asyncio.to_thread(holders.see, records, found, monitor.fold.finished)
+        await asyncio.to_thread(holders.see, records, entries_found, monitor.fold.finished)
         libp2p_addresses = sorted(record.libp2p for record in records if record.libp2p)[:ADDRESSES_KEPT]
         if libp2p_addresses and libp2p_addresses != acquainted:
             acquainted[:] = libp2p_addresses

@@ -218,8 +218,8 @@ async def _open(
     asks = isinstance(place, Admitted)
     machine = await asyncio.to_thread(address_changes.machine_addresses, settings.ticket)
     way = await reach.find_reach(settings.wish, settings.ticket, identity, settings.directory, asks=asks)
-    if said := way.objection or way.doubt:
-        emit(Progress(said))
+    if trouble := way.objection or way.doubt:
+        emit(Progress(trouble))
     gate = await gates.bind(way.host, way.port, OF_PEERS, PEERS_SHARE)
     guard = Guard(bans.objection, gate.authenticate)
     server = grpc.aio.server(options=options(manifest, bandwidth.window), interceptors=[guard, AnyBytes()])
@@ -233,7 +233,7 @@ async def _open(
             Register(authority, manifest),
             place.addresses if isinstance(place, Remembered) else nodes,
             way.hidden,
-            lambda said: emit(Progress(said)),
+            lambda words: emit(Progress(words)),
             lambda source, error: bans.note(PeerId(source), error),
         )
     except BaseException:

@@ -43,7 +43,7 @@ from protocol.trust.keys import load_or_create
 from protocol.wording import size
 
 MEMORY_SECONDS = 10.0
-"""How often the process's memory is read, in seconds."""
+"""The interval at which the process's memory is read, in seconds."""
 
 LEAVE_SECONDS = 30.0
 """The seconds after Ctrl-C in which a peer ends its inner step and hands out its contribution; then it is cut short."""

@@ -16,7 +16,7 @@ from protocol.errors import ResourceError, UserError
 MARKER = "paused"
 
 PAUSE_POLL_SECONDS = 1.0
-"""How often a peer checks whether it is to pause, or to go on, in seconds."""
+"""The interval at which a peer checks whether it is to pause, or to go on, in seconds."""
 
 BY_COMMAND = "by `hetpeer pause`; `hetpeer resume` goes on"
 

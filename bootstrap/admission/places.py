@@ -70,9 +70,9 @@ class Admission:
             RefusedError: there is no such stage, or it names more stages than there are.
         """
         choice = self._choice((stage,) if stage is not None else servable) if role == "volunteer" else ()
-        for each in list(self.places):
-            if each not in alive and now - self.since[each] > ARRIVAL_SECONDS:
-                del self.places[each], self.since[each]
+        for candidate in list(self.places):
+            if candidate not in alive and now - self.since[candidate] > ARRIVAL_SECONDS:
+                del self.places[candidate], self.since[candidate]
         held = None if self._is_given_twice(peer, alive) else self.places.get(peer)
         if held is None or held.role != role or (role == "volunteer" and held.stage not in choice):
             self.places.pop(peer, None)

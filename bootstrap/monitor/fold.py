@@ -53,7 +53,7 @@ FORGET_SECONDS = 3600.0
 """The seconds after which an absent peer is no longer shown."""
 
 PEER_CHECK_SECONDS = 0.5
-"""How often all peers are checked, in seconds, however many reports come in."""
+"""The interval at which all peers are checked, in seconds, however many reports come in."""
 
 LINES_BURST, LINES_SECONDS = 20, 3.0
 """Lines of the log that one peer may fill: at once, then one every so often."""
@@ -229,8 +229,10 @@ class Fold:
         """See who has come and gone, and which rounds have ended."""
         self.awake = now if now - self.looked > AT_WORK_SECONDS else self.awake
         self.looked = now
-        there = [peer.finished for peer in self.peers.values() if peer.trains and peer.state not in AWAY_STATES]
-        finished = min(common_round(there, self.manifest.outer.liars), self.manifest.outer.rounds)
+        rounds_finished = [
+            peer.finished for peer in self.peers.values() if peer.trains and peer.state not in AWAY_STATES
+        ]
+        finished = min(common_round(rounds_finished, self.manifest.outer.liars), self.manifest.outer.rounds)
         if self.seen:
             for number in range(max(self.finished, finished - MOST_ROUNDS_AHEAD) + 1, finished + 1):
                 self.rounds.setdefault(number, Round(number, now))
@@ -314,8 +316,10 @@ class Fold:
     def view(self, now: float) -> View:
         """All of it, now."""
         self.look(now)
-        shown = [(each, view) for each in self.peers.values() if (view := each.view(now)) is not None]
-        peers = sorted((view for _, view in shown), key=lambda each: (each.role != "volunteer", each.slot, each.stage))
+        shown = [(viewed, view) for viewed in self.peers.values() if (view := viewed.view(now)) is not None]
+        peers = sorted(
+            (view for _, view in shown), key=lambda viewed: (viewed.role != "volunteer", viewed.slot, viewed.stage)
+        )
         counting = (view.tokens_per_second for peer, view in shown if peer.counts_tokens)
         manifest = self.manifest
         return View(

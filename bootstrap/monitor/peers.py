@@ -249,19 +249,19 @@ def group_views(
         if peer.broken and peer.members and not peer.group and peer.state not in AWAY_STATES:
             replica = peer.members[0]
             if PeerId(replica) in peers and replica not in members:
-                members_known = [(each, peers.get(PeerId(each))) for each in peer.members]
+                members_known = [(member, peers.get(PeerId(member))) for member in peer.members]
                 seated = [
-                    each if member_peer and member_peer.group in ("", replica) else ""
-                    for each, member_peer in members_known
+                    member if member_peer and member_peer.group in ("", replica) else ""
+                    for member, member_peer in members_known
                 ]
                 members[replica] = [*seated, *[""] * stages][:stages]
                 broken[replica] = peer.broken
     return sorted(
         (
-            _view(peers[PeerId(each)], seats, broken.get(each, ""), _slow(peers, seats), compression, now, state)
-            for each, seats in members.items()
+            _view(peers[PeerId(member)], seats, broken.get(member, ""), _slow(peers, seats), compression, now, state)
+            for member, seats in members.items()
         ),
-        key=lambda each: (each.slot, each.replica),
+        key=lambda group: (group.slot, group.replica),
     )
 
 

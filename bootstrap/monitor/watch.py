@@ -32,10 +32,10 @@ from protocol.trust.records import PeerRecord
 MONITOR_FILE = "monitor.json"
 
 MONITOR_SAVE_SECONDS = 30.0
-"""How often, at most, the view is written to disk, in seconds: a node that is killed forgets no more."""
+"""The interval, at least, at which the view is written to disk, in seconds: a node that is killed forgets no more."""
 
 RUN_POLL_SECONDS = 2.0
-"""How often peers and rounds are checked, in seconds, whoever is there: when all have gone, the run may be over."""
+"""The interval at which peers and rounds are checked, in seconds, also when all have gone: the run may be over."""
 
 BATCH_BURST, BATCH_SECONDS = 30, 0.5
 """Batches of one peer: at once, as one that comes back has, and then twice as many as an honest one sends."""

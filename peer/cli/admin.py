@@ -98,10 +98,14 @@ def invitations(directory: NodeFolderOption = None, json: RowsOption = False) ->
     shown = terminal(json)
 
     def work(folder: Path) -> None:
-        found, now = read_invitations(folder), unix_time()
+        kept_invitations, now = read_invitations(folder), unix_time()
         closed = "This run is closed: joining takes an invitation."
         headline = closed if is_closed(folder) else "This run is open: joining takes no invitation."
-        print_table(shown, invitation_rows(found, now), Group(invitations_table(found, now), Text(f"\n{headline}")))
+        print_table(
+            shown,
+            invitation_rows(kept_invitations, now),
+            Group(invitations_table(kept_invitations, now), Text(f"\n{headline}")),
+        )
 
     sys.exit(_in_folder(directory, shown, work))
 

@@ -55,7 +55,7 @@ MOST_PORT = 65533
 """The node takes the next two as well."""
 
 STATE_LOOK_SECONDS = 2.0
-"""How often, at least, the node tells its operator that the run's state has changed, in seconds."""
+"""The interval, at most, at which the node tells its operator that the run's state has changed, in seconds."""
 
 BOOTSTRAP_EPILOG = (
     "Examples:\n\n  hetpeer bootstrap examples/first-run/run.toml\n\n"

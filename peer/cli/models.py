@@ -164,7 +164,7 @@ def _held_out(collected: "Collected") -> "Text":
     descriptor = collected.descriptor
     if not descriptor.prepared:
         return open_tokens(collected.file(HELD_OUT), descriptor.manifest.model.vocabulary)
-    folder = next((each for each in collected.folders if linked(each) is not None), None)
+    folder = next((candidate for candidate in collected.folders if linked(candidate) is not None), None)
     if folder is None:
         raise UserError(
             "this run is on prepared text, and none of these folders says where that is: give the bootstrap node's "

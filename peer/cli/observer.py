@@ -44,7 +44,7 @@ OWN_SECONDS = 3600
 """The validity of the invitation with which this node's own observer joins, in seconds."""
 
 END_LOOK_SECONDS = 2.0
-"""How often, at least, the node checks whether the run is near its end, in seconds."""
+"""The interval, at most, at which the node checks whether the run is near its end, in seconds."""
 
 Revoke = Callable[[Suspected], Awaitable[None]]
 """Takes a peer out of the run. Raises HetpeerError where that cannot be done now."""

@@ -67,19 +67,19 @@ def explain(what: str, where: str | None, terminal: "Terminal") -> int:
         noted = read_journal(daemon_in(folder))
         happened = happenings(folder, noted)
         if re.fullmatch(ROUND, what):
-            found = [line for line in happened if line.round == int(what)]
+            matching = [line for line in happened if line.round == int(what)]
             result = round_verdict(int(what), [line.event for line in noted])
         elif re.fullmatch(PEER, what):
             is_own = any(isinstance(line.event, Joined) and line.event.peer_id.endswith(what) for line in noted)
-            found = [line for line in happened if is_own or line.names(what)]
+            matching = [line for line in happened if is_own or line.names(what)]
         else:
             raise UserError(f"{what!r} is neither a round's number nor a peer's id, of which the last 8 characters do")
-        if not found:
+        if not matching:
             raise UserError(f"nothing is known of {what} in {folder}: {known(happened)}")
         lines = [] if where is not None and Path(where).expanduser() == folder else [f"The log in {folder}:"]
-        lines += [f"{moment(line.at)}  {printable(line.words)}" for line in found]
+        lines += [f"{moment(line.at)}  {printable(line.words)}" for line in matching]
         lines += [printable(f"→ {result}.")] if result else []
-        print_table(terminal, (line.row | {"words": line.words} for line in found), "\n".join(lines))
+        print_table(terminal, (line.row | {"words": line.words} for line in matching), "\n".join(lines))
         return 0
 
     return exit_code_of(terminal.emit, work)
@@ -148,14 +148,14 @@ def happenings(folder: Path, noted: Iterable["JournalEntry"]) -> list[LogLine]:
     from peer.telemetry.events import Resumed
 
     lines: list[LogLine] = []
-    for each in noted:
-        past = isinstance(each.event, Resumed | Adopted | CaughtUp | Resynchronised)  # the round named is over
-        round = each.in_round if past else int(getattr(each.event, "round", 0)) or each.in_round
-        lines.append(LogLine(each.at, round, _words(each.event), each.row()))
+    for noted_entry in noted:
+        past = isinstance(noted_entry.event, Resumed | Adopted | CaughtUp | Resynchronised)  # the round named is over
+        round = noted_entry.in_round if past else int(getattr(noted_entry.event, "round", 0)) or noted_entry.in_round
+        lines.append(LogLine(noted_entry.at, round, _words(noted_entry.event), noted_entry.row()))
     entries = last(folder, ENTRIES_READ) if audit_log_files(folder) else []
     for entry, row in zip(entries, log_rows(entries), strict=True):
         lines.append(LogLine(entry.at, 0, log_line(entry).split(" ", 2)[2], row))  # without day and time
-    return sorted(lines, key=lambda each: each.at)
+    return sorted(lines, key=lambda line: line.at)
 
 
 def _words(event: "Event") -> str:

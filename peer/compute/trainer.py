@@ -43,7 +43,7 @@ class InFlight:
     entered_BLD: Tensor | None
     left: Tensor
     weights: list[Tensor] | None = None
-    """Those of its forward pass, in the order of the stage's parameters, where a step has been taken since."""
+    """The weights of its forward pass, in the order of the stage's parameters, where a step has been taken since."""
 
 
 class StageTrainer:
@@ -132,7 +132,7 @@ class StageTrainer:
         self._begin(te_VD, start_VD)
 
     def compress(self, compression: int, grids: Mapping[Part, GridView]) -> None:
-        """In a run that leaves k to its groups: send k = d / `compression` numbers a token from now on. `grids` are
+        """Send k = d / `compression` numbers a token from now on, in a run that leaves k to its groups. `grids` are
         those of the round that is loaded, if one is.
 
         The optimizer's moments of the coordinates that stay in the token embedding, stay; those of new ones begin at
@@ -311,7 +311,7 @@ class StageTrainer:
 
     @torch.no_grad()
     def _delta(self, part: Part, name: str, start: Tensor) -> Tensor:
-        """How far one tensor has moved from `start`, in units of 2⁻²⁶."""
+        """Return how far one tensor has moved from `start`, in units of 2⁻²⁶."""
         began = to_float(start.to(self.device))
         if part == EMBEDDING:
             assert self.embedding is not None
@@ -325,7 +325,7 @@ class StageTrainer:
 
 @contextmanager
 def in_place_of(parameters: list[nn.Parameter], values: list[Tensor]) -> Iterator[None]:
-    """Within the block, parameters have these values; behind it their own tensors again."""
+    """Give parameters these values within the block, and their own tensors behind it."""
     tensors = [parameter.data for parameter in parameters]
     for parameter, value in zip(parameters, values, strict=True):
         parameter.data = value

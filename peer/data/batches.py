@@ -164,15 +164,15 @@ def in_order(numbers: NDArray[np.int64], sequences: int, together: int, seed: in
     if numbers.size and not (numbers.min() >= 0 and numbers.max() < sequences):
         raise ValueError(f"a number is outside [0, {sequences})")
     blocks = sequences // together
-    place = numbers // together
+    block_numbers = numbers // together
     moved = np.empty_like(numbers)
-    whole = place < blocks
+    whole = block_numbers < blocks
     if whole.any():
-        moved[whole] = permute(place[whole], blocks, seed, epoch) * together
+        moved[whole] = permute(block_numbers[whole], blocks, seed, epoch) * together
     moved[~whole] = blocks * together
     if together > 1:
-        for block in np.unique(place):
-            inside = place == block
+        for block in np.unique(block_numbers):
+            inside = block_numbers == block
             size = together if block < blocks else sequences - blocks * together
             name = (
                 f"{epoch} block {int(block)}"  # of the order within the block that is read at this place of the epoch

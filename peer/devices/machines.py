@@ -28,7 +28,7 @@ from protocol.errors import FormatError, LostMemberError
 from protocol.wording import moment, printable
 
 POLL_SECONDS = 0.5
-"""How often a thread that waits for a link checks whether it is to end, in seconds."""
+"""The interval at which a thread that waits for a link checks whether it is to end, in seconds."""
 
 END_SECONDS = 5.0
 """The seconds that the first machine waits at the end until the others have received it."""
@@ -312,8 +312,10 @@ class Machines:
                 if self._closed:
                     welcome = Welcome("the peer there ends, or pauses")
                 elif not objection and self._is_there(hello.node_rank):
-                    there = self._there[hello.node_rank]
-                    welcome = Welcome(f"another machine with --node-rank {hello.node_rank} is there, {there.link.peer}")
+                    other_machine = self._there[hello.node_rank]
+                    welcome = Welcome(
+                        f"another machine with --node-rank {hello.node_rank} is there, {other_machine.link.peer}"
+                    )
                 elif not objection:
                     machine = self._there[hello.node_rank] = LinkedMachine(link, hello)
             link.send(json.dumps(asdict(welcome)).encode())

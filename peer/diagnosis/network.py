@@ -53,10 +53,10 @@ def ways(measured: Sequence[MeasuredWay | NoWay]) -> list[Finding]:
 
 def clocks(measured: Sequence[MeasuredWay | NoWay]) -> Finding | None:
     """This machine's clock beside the nodes', by the one with the shortest round trip; None where none answers."""
-    ways_measured = [each for each in measured if isinstance(each, MeasuredWay)]
+    ways_measured = [way for way in measured if isinstance(way, MeasuredWay)]
     if not ways_measured:
         return None
-    nearest = min(ways_measured, key=lambda each: each.uncertain)
+    nearest = min(ways_measured, key=lambda way: way.uncertain)
     off = abs(nearest.ahead)
     side = "ahead of" if nearest.ahead > 0 else "behind"
     value = f"{lasting(off)} {side} the node's, to within {lasting(nearest.uncertain)}"

@@ -279,7 +279,9 @@ async def _at_a_door(ticket: Ticket, ask: Callable[[grpc.aio.Channel, Endpoint],
             except (UnreachableError, PeerError) as error:
                 failed[address] = error
     silent = [failed[door] for door in ticket.doors]
-    if wrong := [each for each in silent if isinstance(each, PeerError)]:  # the ticket, or an address: tell that
+    if wrong := [
+        refusal for refusal in silent if isinstance(refusal, PeerError)
+    ]:  # the ticket, or an address: tell that
         raise wrong[0]
     tried = ticket.doors[0] if len(ticket.doors) == 1 else f"any of {', '.join(ticket.doors)}"
     raise UnreachableError(

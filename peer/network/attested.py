@@ -79,7 +79,7 @@ class Attested:
         """Note the states that this peer holds from now on. If it attests, and its parts are at one round that it has
         seen itself, it signs that. Returns `claims`."""
         self.mine = claims
-        last = {part: each[-1] for part, each in claims.items() if each}
+        last = {part: rounds_claimed[-1] for part, rounds_claimed in claims.items() if rounds_claimed}
         rounds = {claim.folded for claim in last.values()}
         abreast, round = len(last) == len(claims) and len(rounds) == 1, max(rounds, default=0)
         if self.granted and abreast and round > max(self.round, self.since):

@@ -125,7 +125,7 @@ class Reconciler:
             self.on_copy(statement.record)
             raise RefusedError("this peer runs already, with a copy of this folder")
         ledgers = self.intake.ledgers
-        self.attested.look(speaker, {part: said for part, said in statement.claims.items() if part in ledgers})
+        self.attested.look(speaker, {part: claims for part, claims in statement.claims.items() if part in ledgers})
         self.discovery.meet(statement.record, in_person=True)
         self.witnesses.follow()  # before anything is accepted: this peer may have slept
         return statement.record

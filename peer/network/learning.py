@@ -92,8 +92,8 @@ class Learner:
         self.asking[peer.peer_id] += 1
         taking = Taking()
         try:
-            for each in held:
-                part, keys = Part(each.part), [key.to_bytes(8, "big") for key in each.keys]
+            for held_key in held:
+                part, keys = Part(held_key.part), [key.to_bytes(8, "big") for key in held_key.keys]
                 if (ledger := self.intake.ledgers.get(part)) is None:
                     continue
                 for key in keys if self.believes(peer.peer_id, part) else ():

@@ -227,7 +227,7 @@ class Mirrors:
                     return data
             if not self._standings:
                 raise UnreachableError(f"{block} of the run's text is not on this machine, and the run has no mirrors")
-            reasons = "; ".join(f"{name}: {each.reason}" for name, each in self._standings.items())
+            reasons = "; ".join(f"{name}: {record.reason}" for name, record in self._standings.items())
             turns += 1
             pause = pause_after(turns, FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS)
             if clock() + pause > max(started, self._came) + self.patience:

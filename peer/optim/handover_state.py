@@ -104,8 +104,10 @@ def returned(own: Grid, blob: bytes, part: Part) -> Grid:
     tensors: dict[str, Tensor] = load(blob)
     name = f"{ERROR_FEEDBACK}{part}."
     return {
-        each: to_int32(tensor.to(torch.int64) + tensors[name + each].to(torch.int64), "the error feedback")
-        if name + each in tensors
+        tensor_name: to_int32(
+            tensor.to(torch.int64) + tensors[name + tensor_name].to(torch.int64), "the error feedback"
+        )
+        if name + tensor_name in tensors
         else tensor
-        for each, tensor in own.items()
+        for tensor_name, tensor in own.items()
     }

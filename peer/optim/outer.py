@@ -219,13 +219,13 @@ def _sparse_term(
     outer = manifest.outer
     grid = chunk_grid(shape, outer.chunk_side, outer.top_k)
     sparse = [contribution.tensors[name] for contribution in contributions]
-    values = np.array([each.values for each in sparse], np.int32)
+    values = np.array([sent.values for sent in sparse], np.int32)
     if outer.clip == "median":
         clip_to_medians(values, grid.k)
     rate = eta(outer, contributions[0].name.round)
     counted = weights(contributions, outer, rate)
     return kernels.outer_term_kernel(
-        [each.offsets for each in sparse], values, grid, rate, counted, outer.aggregate == "senders"
+        [sent.offsets for sent in sparse], values, grid, rate, counted, outer.aggregate == "senders"
     )
 
 
@@ -279,11 +279,11 @@ def top_k(values: Tensor, grid: ChunkGrid) -> SparseTensor:
     if values.is_cpu and values.is_contiguous():
         return SparseTensor(*kernels.largest(values.view(-1).numpy(), grid))
     chunks, tail = as_chunks(values, grid)
-    offsets, kept = _largest(chunks, grid.k)
+    offsets, values_kept = _largest(chunks, grid.k)
     if grid.tail:
         tail_offsets, tail_kept = _largest(tail[None], grid.tail_k)
-        offsets, kept = torch.cat((offsets, tail_offsets)), torch.cat((kept, tail_kept))
-    return SparseTensor(offsets.to(torch.int16).cpu().numpy(), kept.cpu().numpy())
+        offsets, values_kept = torch.cat((offsets, tail_offsets)), torch.cat((values_kept, tail_kept))
+    return SparseTensor(offsets.to(torch.int16).cpu().numpy(), values_kept.cpu().numpy())
 
 
 def as_chunks(values: Tensor, grid: ChunkGrid) -> tuple[Tensor, Tensor]:

@@ -257,24 +257,22 @@ class SnapshotStore:
         self._serve(header)
 
     def _serve(self, header: Header) -> None:
-        path, mine = self.path(header.part, header.round), [each for each, _ in self.headers.values()]
-        mine = sorted((each for each in mine if each.part == header.part), key=lambda each: each.round)
-        past = [each for each in mine if each.round < header.round]
+        path = self.path(header.part, header.round)
+        paths = {old.digest: kept_file for old, kept_file in self.headers.values() if old.part == header.part}
+        mine = sorted((self.headers[digest][0] for digest in paths), key=lambda old: old.round)
+        past = [old for old in mine if old.round < header.round]
         older, recent = past[: 1 - SNAPSHOTS_KEPT], past[1 - SNAPSHOTS_KEPT :]
-        since = {each.digest: self.unasked.get(kept_path, SNAPSHOTS_KEPT) for each, kept_path in self.headers.values()}
-        requested = [each for each in older if since[each.digest] < SNAPSHOTS_KEPT]
+        requested = [old for old in older if self.unasked.get(paths[old.digest], SNAPSHOTS_KEPT) < SNAPSHOTS_KEPT]
         for old in mine:
             if old not in recent and old not in requested[:ASKED_KEPT]:
                 self._drop(old)
-        for file in self.unasked.keys() & {
-            kept_path for each, kept_path in self.headers.values() if each.part == header.part
-        }:
+        for file in self.unasked.keys() & set(paths.values()):
             self.unasked[file] += 1
         self.headers[header.digest] = header, path
         for index, sha256 in enumerate(header.pieces):
             size = piece_bytes(self.manifest, header.part, index)
             self.pieces[sha256] = Slice(path, index * PIECE_BYTES, size)
-        served = {kept_path.stem for each, kept_path in self.headers.values() if each.part == header.part}
+        served = {kept_file.stem for old, kept_file in self.headers.values() if old.part == header.part}
         for file in self.directory.glob(f"{header.part}-????????.*"):
             if file.stem not in served and file.suffix != PARTIAL:
                 file.unlink(missing_ok=True)

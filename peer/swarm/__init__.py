@@ -1,1 +1,1 @@
-"""How peers become a swarm: groups form, inner steps run, outer rounds end."""
+"""The swarm of peers: groups form, inner steps run, outer rounds end."""

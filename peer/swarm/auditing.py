@@ -22,14 +22,15 @@ from protocol.trust.records import Peers
 from protocol.wording import tails
 
 AUDITS_A_ROUND = 8
-"""So many authors are audited after a round, drawn at random so that nobody knows when it is watched: each costs one
-evaluation more, and an observer that takes longer than a round falls behind. A small swarm is audited whole."""
+"""The number of authors that are audited after a round, drawn at random so that nobody knows when it is watched: each
+costs one evaluation more, and an observer that takes longer than a round falls behind. A small swarm is audited
+whole."""
 
 AuditKey = tuple[int, PeerId]
-"""What one author sent in one round."""
+"""The contributions of one author to one round."""
 
 TrialBlobs = dict[Part, bytes]
-"""What one author on trial sent in one round."""
+"""The bytes that one author on trial sent in one round."""
 
 
 @dataclass(slots=True)
@@ -74,8 +75,8 @@ class Auditor:
         await outer.discovery.publish(scores=self.verdicts.scores())
 
     def unseen(self, followed: FollowedParts) -> dict[AuditKey, list[Part]]:
-        """What is in the grids and was not there the last time: round and author → parts. An author's parts are matched
-        by its name alone: each stage of a group is another peer."""
+        """The parts in the grids that were not there the last time: round and author → parts. An author's parts are
+        matched by its name alone: each stage of a group is another peer."""
         accepted_here = {
             (part, round, author)
             for part, followed_part in followed.parts.items()
@@ -96,8 +97,8 @@ class Auditor:
 
 
 def or_was_misled(peers: Peers, suspect: PeerId) -> str:
-    """Who may have had a volunteer do harm, in words: it learns from the gradients that the stage behind it sends. That
-    is who sits there now, and may have come since. Empty: nobody does."""
+    """Say who may have had a volunteer do harm: it learns from the gradients that the stage behind it sends. That is
+    who sits there now, and may have come since. Empty: nobody does."""
     mine = [(peer.replica, peer.stage + 1) for peer in peers if peer.peer_id == suspect and peer.role == "volunteer"]
     behind = [peer.peer_id for peer in peers if peer.replica and (peer.replica, peer.stage) in mine]
     return f"; false gradients of peer {tails(behind)}, the stage behind it, would do the same" if behind else ""
@@ -117,7 +118,7 @@ def overlaps(sets: Sets, author: PeerId, evaluator: Evaluates) -> dict[Pair, flo
 
 
 def do_spot_checks(evaluator: Evaluator, outer: OuterLoop, service: SpotCheckService) -> None:
-    """From now on compute again, for stages of groups that ask, what they received in the round in hand."""
+    """Compute again from now on, for stages of groups that ask, what they received in the present round."""
     recomputation, followed = Recomputation(evaluator), outer.followed
 
     async def check(asked: ReceivedPass) -> Likeness:
@@ -142,7 +143,7 @@ async def hold_trials(evaluator: Evaluates, outer: OuterLoop) -> None:
 
 
 def due(outer: OuterLoop) -> dict[tuple[int, PeerId], TrialBlobs]:
-    """What can be looked at now: round and author → its contributions. It is given out once."""
+    """Return the contributions that can be audited now: round and author → its contributions. Each is returned once."""
     trials, records = outer.reconciler.intake.trials or {}, outer.discovery.records
     works: dict[tuple[int, PeerId], TrialBlobs] = {}
     for (author, part), (round, blob) in trials.items():

@@ -30,10 +30,10 @@ from protocol.net.blobs import BlobService
 from protocol.run.run_files import BASIS
 
 RoleWork = Callable[["Node"], Coroutine[Any, Any, None]]
-"""What a peer does that has joined."""
+"""The work of a peer that has joined."""
 
 Upkeep = Callable[[], Coroutine[Any, Any, None]]
-"""What a peer does beside its work for as long as it is in the swarm."""
+"""The work of a peer beside that of its role, for as long as it is in the swarm."""
 
 AskNode = Callable[[], Coroutine[Any, Any, NodeWord]]
 """Asks the operator's node how far the run is, and whether it is over."""
@@ -41,8 +41,8 @@ AskNode = Callable[[], Coroutine[Any, Any, NodeWord]]
 
 @dataclass(frozen=True, slots=True)
 class Workplace:
-    """Where a peer computes: its folder with the run's files, the stage that a volunteer has, a device, and the thread
-    that torch runs on."""
+    """The workplace of a peer: its folder with the run's files, the stage that a volunteer has, a device, and the
+    thread that torch runs on."""
 
     manifest: Manifest
     directory: Path
@@ -50,7 +50,7 @@ class Workplace:
     device: torch.device
     torch_thread: TorchThread
     text: TextSources | None
-    """Where prepared text is; None: the tokens are among the run's files."""
+    """The sources of prepared text; None: the tokens are among the run's files."""
 
     async def basis(self) -> Tensor | None:
         """Read U [d, d]; None: this peer does not need it, and so has not fetched it."""
@@ -70,7 +70,7 @@ class Workplace:
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What a peer serves to others: all of it on one port."""
+    """The services of a peer for others, all on one port."""
 
     blobs: BlobService
     snapshots: SnapshotStore
@@ -86,7 +86,7 @@ class Node:
 
     place: Workplace
     settings: PeerSettings
-    """What its owner asked for."""
+    """The settings of its owner."""
     services: Services
     discovery: Discovery
     reconciler: Reconciler

@@ -125,7 +125,7 @@ def harmful(gains: Mapping[PeerId, float]) -> set[PeerId]:
     """
     harmful_authors = set()
     for author, gain in gains.items():
-        others = [each for other, each in gains.items() if other != author]
+        others = [others_gain for other, others_gain in gains.items() if other != author]
         usual = median(others) if others else 0.0
         if gain < min(0.0, 2 * usual) - FLOOR_NATS:
             harmful_authors.add(author)

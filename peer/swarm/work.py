@@ -43,7 +43,7 @@ from protocol.net.tasks import Children
 from protocol.outer.data_plan import Spans
 
 MEND_SECONDS = 2.0
-"""How often idle worker processes are checked, in seconds."""
+"""The interval at which idle worker processes are checked, in seconds."""
 
 MISSING_SECONDS = 60.0
 """The seconds that an evaluation waits for a machine that has been lost in it."""

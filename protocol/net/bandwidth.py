@@ -228,7 +228,7 @@ class Bandwidth:
                     f"{flag} {megabits:g}: below {LEAST_MEGABITS:g} Mb/s a transfer may stand still for longer than "
                     f"the {CALL_SECONDS:.0f} s after which others cut it off; give at least {LEAST_MEGABITS:g}"
                 )
-        return Bandwidth(*(Direction(None if each is None else each * 1e6 / 8) for each in (max_up, max_down)))
+        return Bandwidth(*(Direction(None if limit is None else limit * 1e6 / 8) for limit in (max_up, max_down)))
 
     @property
     def window(self) -> int | None:

@@ -141,8 +141,10 @@ class Calls:
         for number, key in enumerate(request.keys):
             if (name := self.keys.get(key)) is not None and not request.in_cache[number]:
                 subkey, value = request.subkeys[number], request.values[number]
-                found = unpacked(value) if subkey == _DICTIONARY else [(subkey, value, request.expiration_time[number])]
-                offered += [(number, DhtEntry(name, *item)) for item in found]
+                values_found = (
+                    unpacked(value) if subkey == _DICTIONARY else [(subkey, value, request.expiration_time[number])]
+                )
+                offered += [(number, DhtEntry(name, *item)) for item in values_found]
         now = unix_time()
         new = []
         for number, entry in offered[:RECORDS_READ]:

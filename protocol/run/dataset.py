@@ -187,10 +187,10 @@ class BlockStream:
             IndexError: the stream has no block of that number.
         """
         start = (number - self.first) * self.block_tokens
-        place = bisect_right(self.ends, start)
-        if start < 0 or place == len(self.ends):
+        shard_index = bisect_right(self.ends, start)
+        if start < 0 or shard_index == len(self.ends):
             raise IndexError(f"no block {number}")
-        shard, start = self.shards[place], start - (self.ends[place - 1] if place else 0)
+        shard, start = self.shards[shard_index], start - (self.ends[shard_index - 1] if shard_index else 0)
         return shard, start, min(self.block_tokens + 1, shard.tokens - start)
 
 

@@ -79,8 +79,8 @@ def load_or_create(directory: Path) -> Identity:
     try:
         if not path.exists():
             directory.mkdir(parents=True, exist_ok=True)
-            made = ec.generate_private_key(ec.SECP256R1())
-            der = made.private_bytes(Encoding.DER, PrivateFormat.TraditionalOpenSSL, NoEncryption())
+            new_key = ec.generate_private_key(ec.SECP256R1())
+            der = new_key.private_bytes(Encoding.DER, PrivateFormat.TraditionalOpenSSL, NoEncryption())
             write_atomically(path, _message(der), 0o600)  # whole or not at all, also after a power cut
         require_private(path)
         key = _parse(path.read_bytes())

@@ -114,8 +114,8 @@ class Authority:
             FormatError: it is malformed, of another kind or run, or its signer was not admitted.
         """
         signer, fields, card, chain = self._message(data, kind)
-        for each in (*chain, data):
-            signed.verify_signature(each)
+        for signed_card in (*chain, data):
+            signed.verify_signature(signed_card)
         return signer, fields, card
 
     def unchecked(self, data: bytes, kind: str) -> int:

@@ -87,9 +87,9 @@ class Agreement:
         digest = stage_round.group_digest(answer.group_digest)
         if self.seats.upstream is not None:
             self.seats.upstream.send(pack_answer(AnswerFrame(offer.round, step, offer.embedding_digest, digest)))
-            said = await self._told(self.seats.upstream, stage_round.trainer.index, offer.round)
+            neighbours_answer = await self._told(self.seats.upstream, stage_round.trainer.index, offer.round)
             with self.seats.upstream.blamed():
-                step, digest = unpack_start(said, step, offer.goal)
+                step, digest = unpack_start(neighbours_answer, step, offer.goal)
         if self.seats.downstream is not None:
             self.seats.downstream.send(pack_start(step, digest))
         stage_round.start(step, digest)

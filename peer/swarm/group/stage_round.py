@@ -32,7 +32,7 @@ from protocol.net.blobs import BlobService
 from protocol.outer.data_plan import Spans
 
 STEP_POLL_SECONDS = 1.0
-"""How often a step, or the wait for a round's offer, is checked, in seconds."""
+"""The interval at which a step, or the wait for a round's offer, is checked, in seconds."""
 
 LONG_STEP_SECONDS = 10.0
 """A step that has lasted so long is worth a word about whom it waits for."""

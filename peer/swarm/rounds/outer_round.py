@@ -269,9 +269,9 @@ class OuterLoop:
             state = PartState(sent=sent, returned=returned)
             parts[part] = PartCheckpoint(state, followed.state.error_feedback, blobs.get(part))
         record = self.discovery.record
-        kept = Checkpoint(record.round, record.contributed, parts, self.optimizer, self.handovers)
+        saved = Checkpoint(record.round, record.contributed, parts, self.optimizer, self.handovers)
         thread = self.followed.torch_thread  # training waits, and so the moments are those of the round's end
-        self.optimizer = await thread.run(checkpoint.write_checkpoint, self.folder, kept, keep)
+        self.optimizer = await thread.run(checkpoint.write_checkpoint, self.folder, saved, keep)
 
     async def restore(self, kept: Checkpoint) -> None:
         """Take up what a checkpoint of this peer's folder has, as `save` has kept it."""
