@@ -20,7 +20,7 @@ from bootstrap.monitor.watch import Monitor, MonitorService
 from protocol.addresses import join_address, moved
 from protocol.clock import unix_time
 from protocol.files import write_atomically
-from protocol.limits import DOOR_SHARE, HEARTBEAT_SECONDS, PEERS_SHARE
+from protocol.limits import DOOR_SHARE, PEERS_SHARE
 from protocol.monitor import NodeWord
 from protocol.net import dht as dhts
 from protocol.net import gate as gates
@@ -31,6 +31,7 @@ from protocol.net.dht import Dht
 from protocol.net.guard import Guard
 from protocol.net.lenient import AnyBytes
 from protocol.net.relay import Relay
+from protocol.patience import HEARTBEAT_SECONDS
 from protocol.run.run_files import Descriptor
 from protocol.schemas import blobs_pb2_grpc, monitor_pb2_grpc, run_pb2_grpc
 from protocol.trust import certificates

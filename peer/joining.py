@@ -20,7 +20,6 @@ from peer.settings import PeerSettings
 from peer.store.disk import Space, require_space, space_in
 from peer.store.membership import Remembered, read_membership, recall, write_membership
 from peer.store.served import ContributionStore
-from peer.swarm.group.stragglers import FIRST_STEP_SECONDS
 from peer.swarm.text_reader import TextSources
 from peer.telemetry.decisions import Placed
 from peer.telemetry.events import Joined, Listener, Progress, Warned
@@ -40,6 +39,7 @@ from protocol.identity import PeerId
 from protocol.limits import CLOCK_SLACK_SECONDS
 from protocol.manifest import Manifest
 from protocol.net.bandwidth import WIRE, Bandwidth
+from protocol.patience import FIRST_STEP_SECONDS
 from protocol.run.prepared import require_same
 from protocol.run.run_files import TOKENIZER, Descriptor, RunFile
 from protocol.trust.keys import Identity

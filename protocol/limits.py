@@ -1,5 +1,7 @@
 """Every bound on what another peer can make us hold, wait for or do, each with its reason."""
 
+from protocol.patience import CALL_SECONDS
+
 CHUNK_BYTES = 256 * 1024
 """The size of one message of a blob, or of a frame's tensor: large enough for full speed over TLS, small enough not to
 stall the loop (10 ms a MiB)."""
@@ -111,9 +113,6 @@ LIBP2P_GRACE_SECONDS = 20
 
 MESSAGE_SLACK_BYTES = 64 * 1024
 """The size of all that a message may hold beside its tensor and token ids, which are counted apart."""
-
-CALL_SECONDS = 30.0
-"""The time within which a peer that is alive answers a small question."""
 
 STREAMS = 64
 """The calls at once on one connection: a peer fetches a few blobs at once from another, compares, tells, and carries a
@@ -313,11 +312,5 @@ TUNNELS_OF_PEER = 16
 """The streams that a peer which cannot be dialled takes at once, and those from one public peer; a relay may bring them
 all."""
 
-RECORD_SECONDS = 60.0
-"""The life of a peer's record in the DHT unless it is renewed."""
-
 CLOCK_SLACK_SECONDS = 60.0
 """The time by which a peer's clock may be ahead: a record from a clock that is twice as far ahead is refused."""
-
-HEARTBEAT_SECONDS = 15.0
-"""The interval at which a record is renewed: it survives three lost renewals."""

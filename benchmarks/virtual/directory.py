@@ -7,7 +7,7 @@ under it. A write finds those nodes, and stores one record at each holder.
 from dataclasses import dataclass
 
 from peer.network.gossip_policy import read_seconds
-from protocol.limits import HEARTBEAT_SECONDS
+from protocol.patience import HEARTBEAT_SECONDS
 
 from .sizes import Sizes
 

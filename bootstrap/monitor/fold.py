@@ -8,16 +8,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from bootstrap.monitor.peers import (
-    AT_WORK_SECONDS,
-    AWAY_STATES,
-    Peer,
-    group_views,
-    is_over,
-    silent,
-    silent_leader,
-    stages_short,
-)
+from bootstrap.monitor.peers import AWAY_STATES, Peer, group_views, is_over, silent, silent_leader, stages_short
 from bootstrap.monitor.rounds import JUDGE_SECONDS, MOST_CLAIMS, Round, outer_ratio, pipeline_ratio, recalled
 from bootstrap.monitor.run_state import Found, LastState, has_replica, lost_state, run_state
 from protocol.identity import PeerId, RunId
@@ -41,6 +32,7 @@ from protocol.monitor import (
 )
 from protocol.net.allowances import RateLimit
 from protocol.outer.whereabouts import common_round
+from protocol.patience import AT_WORK_SECONDS
 from protocol.trust.records import PeerRecord
 
 MOST_PEERS = 2048

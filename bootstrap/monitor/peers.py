@@ -5,16 +5,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from protocol.identity import PeerId
-from protocol.limits import HEARTBEAT_SECONDS
 from protocol.monitor import Going, GroupView, PeerState, PeerView, RunState, StepReport
+from protocol.patience import (
+    AT_WORK_SECONDS,
+    CUT_STREAM_SECONDS,
+    LOST_PEER_SECONDS,
+    SILENT_LEADER_SECONDS,
+)
 from protocol.trust.records import PeerRecord
 from protocol.wording import numbers_named, so_many
-
-LOST_SECONDS = 3 * HEARTBEAT_SECONDS
-"""The silence after which a peer is lost, in seconds: its record would have been renewed three times."""
-
-CUT_SECONDS = 4.0
-"""The seconds in which a peer whose stream broke may be back: its line, or this node, may have stumbled."""
 
 RATE_SECONDS = 20.0
 """Rates are means over so long."""
@@ -24,18 +23,9 @@ MOST_RATE = 1e12
 
 AWAY_STATES: frozenset[PeerState] = frozenset({"gone", "lost", "paused"})
 
-AT_WORK_SECONDS = 10.0
-"""The longest silence of a working peer, in seconds, also in an inner step of a minute: it reports every few seconds. A
-peer that has finished waits longer than this for those that do not answer: so either it is still there when a sleeper
-wakes, or the node knows that the run is over."""
-
 IDLE_SECONDS = 120.0
 """The seconds of waiting after which a peer that does nothing else is not at work: the peer it waits for may never
 come."""
-
-SILENT_SECONDS = 2 * HEARTBEAT_SECONDS + 5.0
-"""A first stage of which nothing was heard for so long gives no sign of life: one that waits renews its record, and the
-node reads it as often. Of one that a member has left in mid-round it is so after `AT_WORK_SECONDS`."""
 
 Sample = tuple[float, int, int, int]
 """A time, and the tokens, bytes up and bytes down of a peer since it joined."""
@@ -105,7 +95,7 @@ class Peer:
             self.first = record.round
         at = min(record.sequence / 1000, now)
         self.record, self.heard = record, max(self.heard, at)
-        if self.going is not None and not record.gone and at > self.going_at + CUT_SECONDS:
+        if self.going is not None and not record.gone and at > self.going_at + CUT_STREAM_SECONDS:
             self.going = None  # it is back, and tells another node
         if not self.streams:
             self.replica = None
@@ -144,10 +134,10 @@ class Peer:
         goodbye = record is not None and record.gone and not self.streams  # who is back tells before its record is read
         if goodbye or (going is not None and going.how == "gone"):
             return "gone", going.why if going is not None else "it has said goodbye"
-        if self.cut is not None and not self.streams and self.heard <= self.cut < now - CUT_SECONDS:
+        if self.cut is not None and not self.streams and self.heard <= self.cut < now - CUT_STREAM_SECONDS:
             return "lost", "its connection broke without a goodbye, and it has said nothing since"
-        if now - self.heard > LOST_SECONDS:
-            return "lost", f"nothing was heard of it for {LOST_SECONDS:.0f} s"
+        if now - self.heard > LOST_PEER_SECONDS:
+            return "lost", f"nothing was heard of it for {LOST_PEER_SECONDS:.0f} s"
         if going is not None:
             return "leaving", going.why
         return self._at_work(finished, delay)
@@ -218,7 +208,7 @@ def silent(peer: Peer, now: float, bound: float) -> str:
     return f"has given no sign of life since {minutes // 60:02}:{minutes % 60:02}:{seconds:02} UTC"
 
 
-def silent_leader(leader: Peer, now: float, bound: float = SILENT_SECONDS) -> str:
+def silent_leader(leader: Peer, now: float, bound: float = SILENT_LEADER_SECONDS) -> str:
     """Say that the first stage of a group is silent, if nothing was heard of it for `bound` seconds; else nothing."""
     said = silent(leader, now, bound)
     return f"its first stage, peer {leader.id[-8:]}, {said}" if said else ""
@@ -297,7 +287,7 @@ def _view(
     state: RunState,
 ) -> GroupView:
     missing = [str(stage) for stage, peer in enumerate(seats) if not peer]
-    silent = silent_leader(leader, now, AT_WORK_SECONDS if missing and leader.batch.step else SILENT_SECONDS)
+    silent = silent_leader(leader, now, AT_WORK_SECONDS if missing and leader.batch.step else SILENT_LEADER_SECONDS)
     empty = f"nobody is at stage {', '.join(missing)}" if missing and state != "gathering" else ""
     broken = "" if state == "finished" else silent or broken or leader.broken or empty
     return GroupView(

@@ -20,7 +20,7 @@ from protocol.addresses import is_ip, join_address, split_address
 from protocol.clock import unix_time
 from protocol.errors import FormatError, HetpeerError, PeerError, UnreachableError
 from protocol.identity import Endpoint, PeerId
-from protocol.limits import CALL_SECONDS, HOLDERS_NAMED, TLS_SECONDS
+from protocol.limits import HOLDERS_NAMED, TLS_SECONDS
 from protocol.monitor import NodeWord, View
 from protocol.net import dht as dhts
 from protocol.net.bandwidth import Bandwidth
@@ -28,6 +28,7 @@ from protocol.net.blobs import fetch_file
 from protocol.net.channels import Credentials, connect, handshake, knock
 from protocol.net.tasks import first_success
 from protocol.net.tls_probe import STAGGER_SECONDS, probe
+from protocol.patience import CALL_SECONDS
 from protocol.run.dataset import base_urls
 from protocol.run.run_files import Descriptor, RunFile, parse_descriptor
 from protocol.schemas import run_pb2 as pb

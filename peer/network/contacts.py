@@ -14,12 +14,13 @@ from peer.network.reach.routes import Routes
 from protocol.clock import monotonic
 from protocol.errors import RefusedError, UnreachableError
 from protocol.identity import Endpoint, PeerId
-from protocol.limits import CALL_SECONDS, CHANNELS_KEPT
+from protocol.limits import CHANNELS_KEPT
 from protocol.manifest import Manifest
 from protocol.net.bandwidth import Bandwidth
 from protocol.net.blobs import Patience, fetch
 from protocol.net.channels import Credentials, Reachable, channel_to, translated
 from protocol.net.tasks import Children
+from protocol.patience import CALL_SECONDS
 
 FORGOTTEN = 1.1
 """The factor by which a measured distance may exceed the one before. The least that was measured is a peer's distance,

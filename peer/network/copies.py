@@ -18,9 +18,9 @@ from peer.network.contacts import Contacts
 from peer.network.discovery import Discovery
 from peer.telemetry.events import Listener, Warned
 from protocol.errors import FormatError, HetpeerError, UserError
-from protocol.limits import CALL_SECONDS, HEARTBEAT_SECONDS
 from protocol.net.channels import handshake
 from protocol.net.tls_probe import probe
+from protocol.patience import CALL_SECONDS, HEARTBEAT_SECONDS
 from protocol.schemas import reconciliation_pb2 as pb
 from protocol.schemas import reconciliation_pb2_grpc
 from protocol.trust.certificates import shown_by

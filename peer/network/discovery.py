@@ -9,10 +9,11 @@ from pathlib import Path
 from peer.network.gossip_policy import read_seconds, some
 from protocol.clock import monotonic, unix_time
 from protocol.identity import PeerId, RunId
-from protocol.limits import HEARTBEAT_SECONDS, PEERS_KEPT, RECORD_SECONDS
+from protocol.limits import PEERS_KEPT
 from protocol.manifest import Manifest
 from protocol.net.dht import Dht
 from protocol.net.tasks import Notifier
+from protocol.patience import HEARTBEAT_SECONDS, RECORD_SECONDS
 from protocol.trust.membership_card import Signer
 from protocol.trust.records import PeerRecord, Peers, Register, expiration, sign_record
 from protocol.trust.ticket import remember_addresses

@@ -14,21 +14,10 @@ from protocol.net.bandwidth import Bandwidth
 from protocol.net.channels import EOF
 from protocol.net.lenient import NO_MESSAGE
 from protocol.net.tasks import Children
+from protocol.patience import PARTING_SECONDS, SILENT_BEATS, STREAM_HEARTBEAT_SECONDS
 
 BROKEN_CALL_ERRORS = (grpc.aio.AioRpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
 """The errors that gRPC raises on a stream that the other side has ended: one of three, as the moment falls."""
-
-STREAM_HEARTBEAT_SECONDS = 1.0
-"""The interval of signs of life on a stream that is watched."""
-
-SILENT_BEATS = 8
-"""The number of our own signs of life after which a side from which no message has come is gone: stopped, or cut off. A
-message of 256 KiB takes seconds where two links share an uplink of 1 Mb/s. A side that was stopped itself, with its
-machine, reads first what has come meanwhile."""
-
-PARTING_SECONDS = 4.0
-"""The time after which this side hangs up on one that has been told that there is nothing more to say and keeps the
-stream open."""
 
 Outgoing = TypeVar("Outgoing", bound=Message)
 Received = TypeVar("Received", bound=Message)

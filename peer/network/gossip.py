@@ -29,15 +29,7 @@ from peer.telemetry.events import Warned
 from protocol.errors import FormatError, HetpeerError, PeerError, RefusedError
 from protocol.identity import Part, PeerId
 from protocol.layout import follows
-from protocol.limits import (
-    CALL_SECONDS,
-    ENTRIES_NAMED,
-    KEYS_NAMED,
-    PARTS_BESIDE_STAGES,
-    PROOF_BYTES,
-    REVOCATIONS_NAMED,
-    ROUNDS_NAMED,
-)
+from protocol.limits import ENTRIES_NAMED, KEYS_NAMED, PARTS_BESIDE_STAGES, PROOF_BYTES, REVOCATIONS_NAMED, ROUNDS_NAMED
 from protocol.manifest import Manifest
 from protocol.net.channels import Reachable, handshake
 from protocol.net.tasks import Children
@@ -45,12 +37,10 @@ from protocol.outer.history import Claim
 from protocol.outer.ledger import Entry
 from protocol.outer.set_difference import Summary, summary
 from protocol.outer.window import Window
+from protocol.patience import CALL_SECONDS, COMPARISON_TIMEOUT_SECONDS
 from protocol.schemas import reconciliation_pb2 as pb
 from protocol.schemas import reconciliation_pb2_grpc
 from protocol.trust.records import Claims, PeerRecord, make_statement, read_statement, require_rounds
-
-COMPARISON_TIMEOUT_SECONDS = 3.0
-"""The time within which a peer has to answer a comparison, which is also its heartbeat."""
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
-from protocol.limits import RECORD_SECONDS
+from protocol.patience import RECORD_SECONDS
 
 COMPARE_SECONDS = 1.0
 """The interval at which a peer compares, in a small swarm."""

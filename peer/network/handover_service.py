@@ -12,6 +12,7 @@ from protocol.net.blobs import fetch
 from protocol.net.channels import Reachable, caller, handshake, refuse, require_manifest, speaks
 from protocol.net.guard import charge
 from protocol.net.tasks import Children
+from protocol.patience import HANDOVER_TIMEOUT_SECONDS, OFFER_SECONDS
 from protocol.schemas import succession_pb2 as pb
 from protocol.schemas import succession_pb2_grpc
 from protocol.trust.bequests import (
@@ -25,16 +26,9 @@ from protocol.trust.bequests import (
     sign_bequest,
 )
 
-OFFER_SECONDS = 24.0
-"""The time that a leaver waits for one answer: after Ctrl-C a peer has half a minute in all."""
-
 OFFERS_OF_ONE, OFFERS = 2, 64
 """The offers at once, of one giver and of all: a giver that hangs up calls again, and waits for the end of its first
 call."""
-
-HANDOVER_TIMEOUT_SECONDS = 16.0
-"""The time within which an heir takes a bequest, between two of its inner steps or while it waits for others; else it
-declines."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,6 @@ from peer.telemetry.events import (
 from peer.telemetry.status import Status
 from protocol.clock import monotonic
 from protocol.errors import HetpeerError
-from protocol.limits import CALL_SECONDS
 from protocol.monitor import (
     BATCH_BYTES,
     MOST_AGO_SECONDS,
@@ -56,6 +55,7 @@ from protocol.monitor import (
 from protocol.net.allowances import pause_after
 from protocol.net.channels import Reachable, handshake
 from protocol.net.tasks import Children
+from protocol.patience import CALL_SECONDS
 from protocol.schemas import monitor_pb2 as pb
 from protocol.schemas import monitor_pb2_grpc
 from protocol.wording import printable

@@ -18,11 +18,12 @@ from protocol.codec.snapshot import HEADER_BYTES, PIECE_BYTES, Header, parse_hea
 from protocol.errors import FormatError, HetpeerError, UnreachableError
 from protocol.files import open_regular
 from protocol.identity import PeerId
-from protocol.limits import CALL_SECONDS, CHUNK_BYTES
+from protocol.limits import CHUNK_BYTES
 from protocol.manifest import Manifest
 from protocol.net.channels import handshake, require_manifest
 from protocol.net.guard import charge
 from protocol.net.tasks import Children
+from protocol.patience import CALL_SECONDS
 from protocol.schemas import snapshots_pb2 as pb
 from protocol.schemas import snapshots_pb2_grpc
 from protocol.trust.records import PeerRecord

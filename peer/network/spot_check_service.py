@@ -23,16 +23,11 @@ from protocol.codec.spot_check import (
 )
 from protocol.errors import FormatError, HetpeerError
 from protocol.identity import PeerId
-from protocol.limits import (
-    CALL_SECONDS,
-    SPOT_CHECK_SAVED_SECONDS,
-    SPOT_CHECK_SHARE,
-    SPOT_CHECKS_OF_ONE,
-    SPOT_CHECKS_WAIT,
-)
+from protocol.limits import SPOT_CHECK_SAVED_SECONDS, SPOT_CHECK_SHARE, SPOT_CHECKS_OF_ONE, SPOT_CHECKS_WAIT
 from protocol.manifest import Manifest
 from protocol.net.allowances import Places, TokenBucket
 from protocol.net.channels import caller, handshake, refuse, require_manifest
+from protocol.patience import CALL_SECONDS
 from protocol.schemas import spot_checks_pb2 as pb
 from protocol.schemas import spot_checks_pb2_grpc
 from protocol.trust.attestations import read_grant

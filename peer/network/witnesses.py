@@ -10,13 +10,11 @@ from protocol.clock import monotonic
 from protocol.identity import PeerId, contributes_to
 from protocol.outer.whereabouts import borne_out, common_round
 from protocol.outer.window import SKEW
+from protocol.patience import DISBELIEF_SECONDS
 from protocol.trust.records import PeerRecord, holds_newest, may_author
 
 LATELY = 2
 """The last rounds in which a peer must have contributed to one: else it is in the run by its word alone."""
-
-DISBELIEF_SECONDS = 60.0
-"""The time for which a peer does not try again to catch up with peers that could not show that they are ahead."""
 
 
 @dataclass(slots=True)

@@ -12,20 +12,8 @@ from protocol.clock import monotonic
 from protocol.errors import HetpeerError
 from protocol.identity import Part
 from protocol.outer.window import SKEW
+from protocol.patience import NO_TAKER_SECONDS, NODE_TIMEOUT_SECONDS, STEADY_SECONDS, TAKER_SECONDS
 from protocol.wording import parts_named
-
-TAKER_SECONDS = 60.0
-"""The time that a leaving peer waits for another that can take its state: as long as the operator's node needs to see
-that it is needed, to start, and to fetch a state of some gigabytes."""
-
-NO_TAKER_SECONDS = 10.0
-"""The time that it waits where nobody can take the state, for its owner to think again."""
-
-NODE_TIMEOUT_SECONDS = 5.0
-"""The timeout of the question whether the operator's node takes states over."""
-
-STEADY_SECONDS = 15.0
-"""The time for which a peer must have been the only holder before its owner is told: others come and go."""
 
 ALONE_POLL_SECONDS = 5.0
 """The interval at which a peer looks whether others hold its parts."""

@@ -21,13 +21,10 @@ from peer.telemetry.decisions import Pulse
 from peer.telemetry.events import Listener
 from protocol.clock import monotonic
 from protocol.identity import Part
-from protocol.limits import CALL_SECONDS
+from protocol.patience import CALL_SECONDS, LAST_RECEIPTS_SECONDS
 
 PULSE_SECONDS = 5.0
 """The interval at which a peer tells its rates and how many peers it knows."""
-
-LAST_RECEIPTS_SECONDS = 3.0
-"""The time that a leaving peer waits for receipts of its work."""
 
 
 async def outer_loop(node: Node, authored: Sequence[Part]) -> OuterLoop:

@@ -18,37 +18,26 @@ from protocol.clock import monotonic, unix_time
 from protocol.errors import HetpeerError
 from protocol.identity import PeerId
 from protocol.net.tasks import Children
-
-FIRST_ASK_SECONDS = 5.0
-"""The timeout of one question to the operator's node."""
+from protocol.patience import (
+    END_KNOWN_POLL_SECONDS,
+    END_KNOWN_SECONDS,
+    FAREWELL_SECONDS,
+    FIRST_ASK_SECONDS,
+    IDLE_RUN_POLL_SECONDS,
+    IDLE_RUN_SECONDS,
+    LAST_STATE_SECONDS,
+    NODE_AWAY_SECONDS,
+    NODE_POLL_SECONDS,
+    SETTLE_PATIENCE_SECONDS,
+)
 
 CLOCK_POLL_SECONDS = 1.0
 SLEPT_SECONDS = 5.0
 """A machine has slept if its clock went on by this much more than the time between two looks at it. The run may have
 ended meanwhile."""
 
-NODE_POLL_SECONDS = 5.0
-"""The interval at which the node is asked by a peer that sees nobody train, or waits for a state."""
-
-IDLE_SECONDS, IDLE_ASK_SECONDS = 10.0, 30.0
-"""The time without a finished round, and twice the usual at least, after which a peer asks the node now and then how
-far the run is: what it sees of the others may be too little."""
-
-LAST_STATE_SECONDS = 5.0
-"""The time for which a peer that has missed the run's end, or comes back to it, looks for holders of the last state."""
-
-AWAY_SECONDS, KNOWN_SECONDS, KNOWN_ASK_SECONDS = 30.0, 120.0, 2.0
-"""The longest time that a peer which has finished the run stays for a node that does not answer; and for one that
-answers, until that knows of the end and has the last state; and the interval at which it is asked."""
-
-FAREWELL_SECONDS = 60.0
-"""The least bound on the time that a peer serves the others after the last round; a round's usual time, if longer."""
-
 STAY_POLL_SECONDS = 5.0
 """The interval at which a peer that stays with the last state looks for more contributions to the last rounds."""
-
-SETTLE_PATIENCE_SECONDS = 15.0
-"""The time for which a peer that has finished waits for each one that does not answer, or holds something else."""
 
 
 async def serve_the_end(node: Node, outer: OuterLoop) -> None:
@@ -68,9 +57,9 @@ async def stay_until_known(outer: OuterLoop, ask: AskNode) -> None:
     """Stay until the operator's node says that the run is over, and has the last state if it is about to take it: it
     learns and takes both from who has finished, and gives them to those who come afterwards. It does not call the run
     over as long as somebody is at work who has not finished, and may still need the others for that. A node that is
-    away for longer than `AWAY_SECONDS` is not waited for, and one that answers no longer than `KNOWN_SECONDS`."""
+    away is waited for `NODE_AWAY_SECONDS`, and one that answers for `END_KNOWN_SECONDS`."""
     began = monotonic()
-    ends, wait = began + AWAY_SECONDS, waits.for_the_node_to_know(AWAY_SECONDS)
+    ends, wait = began + NODE_AWAY_SECONDS, waits.for_the_node_to_know(NODE_AWAY_SECONDS)
     while not outer.leaving and monotonic() < ends:
         with suppress(HetpeerError, TimeoutError):
             async with asyncio.timeout(FIRST_ASK_SECONDS):
@@ -78,10 +67,10 @@ async def stay_until_known(outer: OuterLoop, ask: AskNode) -> None:
                 over = word.finished == outer.manifest.outer.rounds
                 if over and not word.taking:
                     return
-                wait = (waits.for_the_node_to_take if over else waits.for_the_node_to_know)(KNOWN_SECONDS)
-                ends = min(began + KNOWN_SECONDS, monotonic() + AWAY_SECONDS)
+                wait = (waits.for_the_node_to_take if over else waits.for_the_node_to_know)(END_KNOWN_SECONDS)
+                ends = min(began + END_KNOWN_SECONDS, monotonic() + NODE_AWAY_SECONDS)
         outer.emit(wait)
-        await asyncio.sleep(KNOWN_ASK_SECONDS)
+        await asyncio.sleep(END_KNOWN_POLL_SECONDS)
 
 
 async def linger(outer: OuterLoop) -> None:
@@ -171,7 +160,7 @@ async def keep_asking_the_node(outer: OuterLoop, ask: AskNode, clock: Callable[[
         alone = all(peer.role == "observer" for peer in outer.discovery.others())
         waits_for_state = bool(outer.discovery.record.phase)
         is_left_behind = outer.reconciler.witnesses.were_ahead(outer.clock) or _somebody_has_ended(outer)
-        idle = now - since > max(IDLE_SECONDS, 2 * outer.pace.usual) and now - asked_at >= IDLE_ASK_SECONDS
+        idle = now - since > max(IDLE_RUN_SECONDS, 2 * outer.pace.usual) and now - asked_at >= IDLE_RUN_POLL_SECONDS
         if slept or idle or ((alone or waits_for_state or is_left_behind) and now - asked_at >= NODE_POLL_SECONDS):
             await ask_whether_over(outer, ask)
             asked_at = now

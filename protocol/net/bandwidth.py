@@ -21,8 +21,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from protocol.errors import UserError
-from protocol.limits import CALL_SECONDS, CHUNK_BYTES
+from protocol.limits import CHUNK_BYTES
 from protocol.net.tasks import Notifier
+from protocol.patience import CALL_SECONDS
 
 LEAST_MEGABITS = 1.0
 """The lowest limit. Below it, others may take a peer for one that hangs: each of eight transfers at once (`FETCHES`)

@@ -12,7 +12,6 @@ from enum import Enum, auto
 from protocol.addresses import site, subscriber
 from protocol.identity import NO_PEER, PeerId
 from protocol.limits import (
-    CALL_SECONDS,
     CONNECTIONS,
     CONNECTIONS_OF_PEER,
     CONNECTIONS_PENDING,
@@ -32,6 +31,7 @@ from protocol.limits import (
     TLS_SECONDS,
 )
 from protocol.net.allowances import RateLimit
+from protocol.patience import CALL_SECONDS
 
 FORWARDED_DESCRIPTORS = 3
 """The descriptors of a forwarded connection: the caller's socket, and both ends of the one to the server."""

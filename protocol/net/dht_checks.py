@@ -31,11 +31,11 @@ from protocol.limits import (
     DHT_STRANGERS_PER_SECOND,
     DHT_STRANGERS_SAVED,
     RECORD_BYTES,
-    RECORD_SECONDS,
     RECORDS_READ,
     SIGNATURES_OF_A_MESSAGE,
 )
 from protocol.net.allowances import RateLimit, TokenBucket
+from protocol.patience import RECORD_SECONDS
 from protocol.trust.membership_card import FallenError
 
 SUBKEY_BYTES = 66

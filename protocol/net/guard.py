@@ -20,17 +20,11 @@ import grpc
 from protocol.clock import monotonic, unix_time
 from protocol.errors import FormatError
 from protocol.identity import NO_PEER, PeerId
-from protocol.limits import (
-    CALL_SECONDS,
-    CALLERS_KEPT,
-    CALLS_AT_ONCE,
-    CALLS_PER_SECOND,
-    CALLS_SAVED,
-    CERTIFICATE_SLACK_SECONDS,
-)
+from protocol.limits import CALLERS_KEPT, CALLS_AT_ONCE, CALLS_PER_SECOND, CALLS_SAVED, CERTIFICATE_SLACK_SECONDS
 from protocol.net.allowances import TokenBucket
 from protocol.net.channels import caller, refuse
 from protocol.net.tasks import Children
+from protocol.patience import CALL_SECONDS
 from protocol.trust.certificates import Caller
 
 Handler = Callable[[Any, Any], Awaitable[Any]]

@@ -25,19 +25,13 @@ from pydantic import (
 
 from protocol.errors import FormatError
 from protocol.identity import NO_PEER, Part, PeerId, ReplicaId, RunId
-from protocol.limits import (
-    ADDRESS_CHARACTERS,
-    ADDRESSES_NAMED,
-    PARTS_BESIDE_STAGES,
-    RECORD_BYTES,
-    RECORD_SECONDS,
-    RELAYS_NAMED,
-)
+from protocol.limits import ADDRESS_CHARACTERS, ADDRESSES_NAMED, PARTS_BESIDE_STAGES, RECORD_BYTES, RELAYS_NAMED
 from protocol.manifest import Manifest
 from protocol.manifest_tables import MOST_STAGES
 from protocol.outer.history import Claim
 from protocol.outer.phases import RunPhase
 from protocol.outer.window import SKEW
+from protocol.patience import RECORD_SECONDS
 from protocol.trust import signed
 from protocol.trust.membership_card import Authority, Card, Role, Signer
 

@@ -5,9 +5,9 @@ import shutil
 from bootstrap.admission.admission_policy import OBSERVER_FOLDER
 from peer import pausing
 from peer.export.collected import bring_up_to_date, collect
-from peer.swarm.run_end import SETTLE_PATIENCE_SECONDS
 from peer.telemetry.decisions import CaughtUp, Waiting
 from peer.telemetry.events import Contributed, Finished, Progress, RoundDone
+from protocol.patience import SETTLE_PATIENCE_SECONDS
 from tests.world import test_cases
 from tests.world.loop import in_host
 from tests.world.owners import Owner, Process

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from peer.network.duplex import SILENT_BEATS, STREAM_HEARTBEAT_SECONDS
 from peer.telemetry.events import GroupBroken, GroupFormed, RoundDone, StepDone
+from protocol.patience import SILENT_BEATS, STREAM_HEARTBEAT_SECONDS
 from tests.world.owners import Owner
 from tests.world.test_cases import MakeWorld, all_end_well, told, world
 from tests.world.test_churn import reach, states, swarm

@@ -8,10 +8,9 @@ import pytest
 
 from peer.swarm.group.agreement import Agreement
 from peer.swarm.group.inner_step import PipelineStage
-from peer.swarm.group.stragglers import FURTHER, SHORTEST_STEP_BOUND_SECONDS
-from peer.swarm.rounds.round_policy import BEHIND_SECONDS
 from peer.telemetry.events import GroupFormed, RoundDone, StepDone
 from peer.telemetry.group_decisions import Dismissed
+from protocol.patience import BEHIND_SECONDS, FURTHER_STAGE_SHARE, SHORTEST_STEP_BOUND_SECONDS
 from tests.world import test_cases
 from tests.world.test_cases import MakeWorld, join, told
 
@@ -24,7 +23,7 @@ TABLES: dict[str, dict[str, Any]] = {
     "inner": {"steps": 4},
     "outer": {"rounds": ROUNDS},
 }
-MOST_SECONDS = SHORTEST_STEP_BOUND_SECONDS * (1 + FURTHER * STAGES)
+MOST_SECONDS = SHORTEST_STEP_BOUND_SECONDS * (1 + FURTHER_STAGE_SHARE * STAGES)
 
 
 @pytest.mark.parametrize("stage", range(STAGES))

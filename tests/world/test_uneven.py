@@ -9,11 +9,11 @@ import torch
 
 from bootstrap.genesis import load_run
 from peer.lab.reference_run import Lab
-from peer.swarm.group.seats import REGROUP_SECONDS
 from peer.telemetry.decisions import EndedEarly, GoalChanged
 from peer.telemetry.events import Contributed, Event, GroupBroken, GroupFormed, RoundDone
 from peer.telemetry.group_decisions import MemberChanged, Released
 from protocol.monitor import View
+from protocol.patience import REGROUP_SECONDS
 from tests.world import test_cases
 from tests.world.owners import Owner
 from tests.world.runs import files_of

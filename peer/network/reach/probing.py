@@ -16,8 +16,9 @@ from statistics import median
 from peer.network.admission import knocked
 from protocol.clock import unix_time
 from protocol.errors import FormatError, HetpeerError, RefusedError
-from protocol.limits import CALL_SECONDS, CHUNK_BYTES, DOOR_STREAMS, TLS_SECONDS
+from protocol.limits import CHUNK_BYTES, DOOR_STREAMS, TLS_SECONDS
 from protocol.net.tls_probe import probe
+from protocol.patience import CALL_SECONDS
 from protocol.schemas import run_pb2 as pb
 from protocol.schemas import run_pb2_grpc
 from protocol.trust.ticket import Ticket

@@ -25,17 +25,8 @@ from protocol.codec.seating import (
 from protocol.errors import LostMemberError
 from protocol.identity import EMBEDDING, PeerId
 from protocol.net.tasks import Children
+from protocol.patience import AGREEMENT_TIMEOUT_SECONDS, FURTHER_STAGE_SECONDS, LONG_WAIT_SECONDS
 from protocol.schemas import pipeline_pb2 as pb
-
-AGREEMENT_TIMEOUT_SECONDS = 60.0
-"""A member that is alive has loaded a round in this time."""
-
-FURTHER_SECONDS = 5.0
-"""The extra seconds for each stage that an answer passes through, so that the silent stage's own neighbour times out
-first."""
-
-LONG_WAIT_SECONDS = 3.0
-"""A wait for a neighbour's answer that has lasted so long is told."""
 
 
 class SilentError(LostMemberError):
@@ -162,7 +153,7 @@ class Agreement:
             await asyncio.sleep(STEP_POLL_SECONDS)
             looks += self.outer.begun
             patience = 2 * round_policy.patience_with_those_behind(self.outer.pace)  # the first stage may wait for them
-            patience += FURTHER_SECONDS * self.here.trainer.index
+            patience += FURTHER_STAGE_SECONDS * self.here.trainer.index
         return looks * STEP_POLL_SECONDS
 
     async def finish(self, round: int) -> None:
@@ -204,7 +195,7 @@ class Agreement:
         async with Children() as children:
             answering = children.spawn(link.receive())
             await asyncio.wait((answering,), timeout=LONG_WAIT_SECONDS)
-            patience = AGREEMENT_TIMEOUT_SECONDS + FURTHER_SECONDS * stages
+            patience = AGREEMENT_TIMEOUT_SECONDS + FURTHER_STAGE_SECONDS * stages
             if not answering.done():
                 self.outer.emit(waits.for_a_member(link.peer, stage, round))
                 await asyncio.wait((answering,), timeout=patience - LONG_WAIT_SECONDS)

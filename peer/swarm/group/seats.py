@@ -12,19 +12,23 @@ from dataclasses import dataclass, field
 from peer.network.gossip import Reconciler
 from peer.network.group import Link, PipelineService, call, make_link
 from peer.swarm.group.plan import backoff_seconds, preferred
-from peer.swarm.group.slowness import (
-    CALLED_LAST_SECONDS,
-    MOST_CALLED_LAST_SECONDS,
-    MOST_SILENT_SECONDS,
-    SILENT_SECONDS,
-    Backoffs,
-)
+from peer.swarm.group.slowness import Backoffs
 from peer.swarm.roles import looking
 from protocol.clock import monotonic
 from protocol.codec.seating import pack_seats, unpack_seats
 from protocol.errors import HetpeerError, LostMemberError, RefusedError
 from protocol.identity import PeerId, ReplicaId
 from protocol.net.tasks import Children, Notifier
+from protocol.patience import (
+    CALLED_LAST_SECONDS,
+    FILL_SECONDS,
+    MEASURE_SECONDS,
+    MOST_CALLED_LAST_SECONDS,
+    MOST_UNANSWERED_SECONDS,
+    REGROUP_SECONDS,
+    SEAT_SECONDS,
+    UNANSWERED_SECONDS,
+)
 from protocol.trust.records import PeerRecord
 
 NO_GROUP = ReplicaId("")
@@ -35,22 +39,9 @@ EAGER = 3
 MEASURED = 4
 """The number of candidates for a seat whose distance is measured."""
 
-MEASURE_SECONDS = 1.5
-"""The seconds within which a candidate has to answer twice; else it is too far away, or too busy."""
-
-SEAT_SECONDS = 3.0
-"""The time within which a volunteer has to take its seat: a slower one is no use to a group."""
-
 SEATING_INTERVAL_SECONDS = 0.1
 """The shortest time between two messages of a neighbour on who is seated behind it, in seconds. A quicker one is cut
 off, as each message is passed on to the first stage."""
-
-FILL_SECONDS = 20.0
-"""The time for each stage behind it within which who has taken a seat has to fill the next, if there is another of its
-stage: it may be unable to reach whom that one can."""
-
-REGROUP_SECONDS = 15.0
-"""The seconds that a stage waits for a member that another group has to release; then it takes any free one."""
 
 
 @dataclass(slots=True)
@@ -76,7 +67,7 @@ class GroupSeats:
     wished: PeerId | None = None
     """The peer that is to sit there next, for which this stage waits `until`."""
     until: float = 0.0
-    silences: Backoffs = field(default_factory=lambda: Backoffs(SILENT_SECONDS, MOST_SILENT_SECONDS))
+    silences: Backoffs = field(default_factory=lambda: Backoffs(UNANSWERED_SECONDS, MOST_UNANSWERED_SECONDS))
     """The volunteers that did not answer there in time: they are not called again for the same."""
     replaced: Backoffs = field(default_factory=lambda: Backoffs(CALLED_LAST_SECONDS, MOST_CALLED_LAST_SECONDS))
     """The neighbours that were slow: they are called last."""

@@ -16,28 +16,13 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import TypeVar
 
-from peer.swarm.group.stragglers import SHORTEST_STEP_BOUND_SECONDS
 from protocol.identity import PeerId
 from protocol.net.allowances import pause_after
+from protocol.patience import DEBT_STEPS, FURTHER_DEBT_SHARE, GROSS_STEPS, SHORTEST_STEP_BOUND_SECONDS, SLOW_STEPS
 
 TOLERANCE = 0.15
 """The share of a usual step by which steps may be longer on average: clocks, links and households make that difference.
 A group with a spare keeps 1 / (1 + TOLERANCE) of its steps in the long run, 87 %."""
-
-DEBT_STEPS = 4.0
-"""The debt, in usual steps, at which a neighbour is slow."""
-
-SLOW_STEPS = 3
-"""The slow steps that such a debt has at least: one or two may be a machine that swaps, or a link that drops what it
-carries."""
-
-GROSS_STEPS = 20.0
-"""The usual steps by which steps have been longer in all, and by `SHORTEST_STEP_BOUND_SECONDS`, when one of them is
-enough."""
-
-FURTHER_SHARE = 0.5
-"""The share by which a neighbour's debt may be larger for each stage behind it; it also has one more slow step. If one
-of those stages is slow, the stage beside it acts first."""
 
 MOST_DEBT = 1.5
 """The largest debt, in times that at which a neighbour is slow: where there is no spare, it can be paid back."""
@@ -51,12 +36,6 @@ WINDOW_STEPS = 16
 PROMISE = 1.5
 """A stage that takes up to this many times what it says it could does what it says: a speed that was measured on an
 otherwise idle machine is not quite that of a step."""
-
-CALLED_LAST_SECONDS, MOST_CALLED_LAST_SECONDS = 600.0, 6 * 3600.0
-"""The time in which a volunteer that was replaced is called last: twice as long each time."""
-
-SILENT_SECONDS, MOST_SILENT_SECONDS = 15.0, 600.0
-"""The time for which a volunteer that did not answer is not called: twice as long each time."""
 
 NEIGHBOURS_KEPT = 64
 """The peers whose debts, promises and backoffs a stage remembers; the oldest are forgotten first."""
@@ -164,7 +143,7 @@ class SlownessWatch:
         further = further if debt is not None and 2 * debt.admitted < debt.seconds else 0
         if debt is None or usual is None or debt.seconds < debt_limit(usual, further):
             return None
-        gross = (1 + FURTHER_SHARE * further) * max(GROSS_STEPS * usual.seconds, SHORTEST_STEP_BOUND_SECONDS)
+        gross = (1 + FURTHER_DEBT_SHARE * further) * max(GROSS_STEPS * usual.seconds, SHORTEST_STEP_BOUND_SECONDS)
         is_gross = debt.total - debt.steps * usual.seconds >= gross
         if debt.slow_steps < (1 if is_gross else SLOW_STEPS) + further:
             return None
@@ -213,7 +192,7 @@ class SlownessWatch:
 
 def debt_limit(usual: StepTimes, further: int = 0) -> float:
     """The debt, in seconds, at which a neighbour is slow that has so many stages behind it."""
-    return DEBT_STEPS * (1 + FURTHER_SHARE * further) * usual.seconds
+    return DEBT_STEPS * (1 + FURTHER_DEBT_SHARE * further) * usual.seconds
 
 
 def _medians(steps: Sequence[StepTimes]) -> StepTimes:

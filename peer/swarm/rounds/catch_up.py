@@ -20,13 +20,8 @@ from peer.telemetry.events import Progress, Resumed
 from protocol.errors import UnreachableError
 from protocol.identity import Part
 from protocol.outer.phases import RunPhase, RunView, lacking_parts, phase_of, stands, target
+from protocol.patience import CATCH_UP_RETRY_SECONDS, REQUESTS_AN_ATTEMPT
 from protocol.trust.records import PeerRecord
-
-REQUESTS_AN_ATTEMPT = 20
-"""The number of times that others are asked in one attempt to catch up."""
-
-CATCH_UP_RETRY_SECONDS = 1.0
-"""The pause between two attempts to catch up."""
 
 ABREAST = (RunPhase.GATHERING, RunPhase.TRAINING)
 

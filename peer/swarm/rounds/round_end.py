@@ -11,12 +11,7 @@ from peer.swarm.rounds.round_policy import RoundSeen
 from peer.telemetry.decisions import Waiting
 from protocol.clock import monotonic
 from protocol.identity import EMBEDDING
-
-LOST_STATE_SECONDS = 10.0
-"""The time after which a wait is checked for being one for a state that nobody here holds."""
-
-LOGGED_WAIT_SECONDS = 30.0
-"""The time after which a wait for contributions that is longer than a usual round goes into the log."""
+from protocol.patience import LOGGED_WAIT_SECONDS, LOST_STATE_SECONDS
 
 
 async def finish_round(outer: OuterLoop, round: int) -> dict[str, int]:

@@ -8,6 +8,15 @@ from statistics import median
 
 from peer.swarm.roles import authors, may_lead
 from protocol.identity import Part, PeerId
+from protocol.patience import (
+    BEHIND_ROUNDS,
+    BEHIND_SECONDS,
+    CREDIT_SHARE,
+    EARLY_SHARE,
+    LAST_ROUND_RATIO,
+    SHORTEST_DELAY_SHARE,
+    SHORTEST_WAIT_SECONDS,
+)
 from protocol.trust.records import PeerRecord, Peers
 
 PACE_ROUNDS = 8
@@ -15,29 +24,10 @@ PACE_ROUNDS = 8
 ROUNDS_NEEDED, COMPLETE_REMEMBERED = 4, 32
 """The numbers of rounds, at least and at most, each with all contributions in time, whose median delay is taken."""
 
-CREDIT_SHARE = 0.03
-"""The share of a round by which rounds are longer in the long run, at most, beside a replica that has become slow."""
-
 LEAST_CREDIT, MOST_CREDIT = 0.125, 0.25
 """The credit that is used at all, and that of a peer that has waited for nobody for long, in usual rounds."""
 
-LEAST_SHARE = 0.1
-"""A tenth of a round's length is no delay: what is measured below it is noise."""
-
-SHORTEST_WAIT_SECONDS = 2.0
-"""A process among many on few cores may rest for seconds, in rounds that last no longer."""
-
 ALL_DONE = "all others are done"
-
-LAST_ROUND_RATIO = 4
-"""The run's last contributions are waited for so many times as long: nobody waits to go on."""
-
-BEHIND_ROUNDS, BEHIND_SECONDS = 4, 60.0
-"""Peers that are rounds behind are waited for this many times as long as a round usually lasts, and at least so many
-seconds: meanwhile whoever is honest and here finishes one, or catches up."""
-
-EARLY_SHARE = 0.8
-"""A slow replica stops at this share of the wait, so that its contribution arrives before the end."""
 
 
 @dataclass(slots=True)
@@ -126,7 +116,7 @@ class Pace:
         """The seconds that a round of this length waits at most after half of its contributions."""
         known = self._known(expected)
         usual = known if known is not None else median(self.delays) if self.delays else length
-        return self.patience * max(usual, LEAST_SHARE * length, SHORTEST_WAIT_SECONDS)
+        return self.patience * max(usual, SHORTEST_DELAY_SHARE * length, SHORTEST_WAIT_SECONDS)
 
     def _measure(self, started: float, delay: float, is_complete: bool, expected: int) -> None:
         """Note the delay of a part of a round, `is_complete` if all contributions to it came in time, and none had to

@@ -40,10 +40,10 @@ from protocol.codec.quantize import LARGEST_UNITS
 from protocol.errors import HetpeerError
 from protocol.identity import ContributionName, Part
 from protocol.layout import part_layout
-from protocol.limits import RECORD_SECONDS
 from protocol.net.channels import handshake
 from protocol.net.tasks import Children
 from protocol.outer.ledger import Entry
+from protocol.patience import RECORD_SECONDS
 from protocol.schemas import pipeline_pb2 as pipeline
 from protocol.schemas import reconciliation_pb2 as pb
 from protocol.trust.proofs import sign_contribution

@@ -21,10 +21,10 @@ import msgpack
 from protocol.addresses import split_address
 from protocol.errors import HetpeerError
 from protocol.identity import RunId
-from protocol.limits import RECORD_SECONDS
 from protocol.net.dht import Dht, start
 from protocol.net.tasks import Children, apart
 from protocol.net.tls_probe import anybody
+from protocol.patience import RECORD_SECONDS
 from protocol.trust import signed
 from protocol.trust.keys import PUBLIC_BYTES, SIGNATURE_BYTES, Identity, load_or_create
 from protocol.trust.membership_card import Card, issue

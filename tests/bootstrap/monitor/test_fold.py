@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bootstrap.monitor.fold import MOST_PEERS, MOST_ROUNDS, MOST_ROUNDS_AHEAD, Fold
-from bootstrap.monitor.peers import CUT_SECONDS, IDLE_SECONDS, LOST_SECONDS, Peer, stages_short
+from bootstrap.monitor.peers import IDLE_SECONDS, Peer, stages_short
 from bootstrap.monitor.rounds import JUDGE_SECONDS
 from protocol.identity import PeerId, RunId
 from protocol.monitor import (
@@ -24,6 +24,7 @@ from protocol.monitor import (
     StepReport,
     Told,
 )
+from protocol.patience import CUT_STREAM_SECONDS, LOST_PEER_SECONDS
 from protocol.trust.records import PeerRecord
 from tests.reference.small_manifest import small_manifest
 
@@ -176,7 +177,7 @@ def test_whose_stream_breaks_is_lost_within_seconds_and_has_left_the_round():
     scene.later(1)
     scene.fold.end(MEMBER, scene.now)
     assert scene.state(MEMBER)[0] != "lost"
-    scene.later(CUT_SECONDS + 1)
+    scene.later(CUT_STREAM_SECONDS + 1)
     state, why = scene.state(MEMBER)
     assert (state, "connection broke" in why) == ("lost", True)
     view = scene.fold.view(scene.now)
@@ -190,7 +191,7 @@ def test_whose_stream_breaks_but_whose_record_is_renewed_is_not_lost():
     scene = Scene(MEMBER)
     scene.fold.begin(MEMBER, scene.now)
     scene.fold.end(MEMBER, scene.now)
-    scene.later(CUT_SECONDS + 1)
+    scene.later(CUT_STREAM_SECONDS + 1)
     scene.says(MEMBER)
     scene.sync()
     assert scene.state(MEMBER)[0] == "waiting"
@@ -198,7 +199,7 @@ def test_whose_stream_breaks_but_whose_record_is_renewed_is_not_lost():
 
 def test_who_is_silent_for_some_heartbeats_is_lost_and_later_forgotten():
     scene = Scene(MEMBER)
-    scene.later(LOST_SECONDS - 1)
+    scene.later(LOST_PEER_SECONDS - 1)
     assert scene.state(MEMBER)[0] == "waiting"
     scene.later(2)
     assert scene.state(MEMBER) == ("lost", "nothing was heard of it for 45 s")

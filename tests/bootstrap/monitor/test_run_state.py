@@ -3,12 +3,13 @@
 import pytest
 
 from bootstrap.monitor.fold import Fold
-from bootstrap.monitor.peers import AT_WORK_SECONDS, SILENT_SECONDS, Peer
+from bootstrap.monitor.peers import Peer
 from bootstrap.monitor.rounds import Round
 from bootstrap.monitor.run_state import BROKEN_SECONDS, STALLED_SECONDS, STALLED_TIMES, Found, missing_peers, run_state
 from protocol.identity import PeerId, RunId
 from protocol.monitor import GroupJoined, GroupLost, StepReport
 from protocol.outer.phases import RunPhase
+from protocol.patience import AT_WORK_SECONDS, SILENT_LEADER_SECONDS
 from protocol.trust.records import PeerRecord
 from protocol.wording import LOST
 from tests.reference.small_manifest import small_manifest
@@ -143,7 +144,7 @@ def test_a_leader_that_is_frozen_is_named_and_its_member_does_not_train():
     sync(fold, NOW, LEADER, MEMBER)
     group(fold, NOW, round=1, step=1)
     now = NOW
-    while now < NOW + SILENT_SECONDS:
+    while now < NOW + SILENT_LEADER_SECONDS:
         now += 1
         fold.hear(MEMBER, StepReport(round=1, step=1), now)
         (shown,) = fold.view(now).groups
@@ -182,8 +183,8 @@ def test_a_leader_that_waits_and_tells_little_is_not_taken_for_frozen():
     fold = Fold(ONE, RunId("ab" * 32), NOW)
     sync(fold, NOW, LEADER)
     group(fold, NOW)
-    assert fold.view(NOW + SILENT_SECONDS).groups[0].broken == ""
-    assert "no sign of life" in fold.view(NOW + SILENT_SECONDS + 1).groups[0].broken
+    assert fold.view(NOW + SILENT_LEADER_SECONDS).groups[0].broken == ""
+    assert "no sign of life" in fold.view(NOW + SILENT_LEADER_SECONDS + 1).groups[0].broken
 
 
 def test_a_run_is_stalled_for_want_of_a_state_that_nobody_holds():

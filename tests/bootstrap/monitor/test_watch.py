@@ -11,8 +11,8 @@ from bootstrap.monitor.run_state import Found
 from bootstrap.monitor.watch import BATCH_BURST, MONITOR_FILE, Monitor
 from protocol.errors import FormatError, RefusedError
 from protocol.identity import PeerId, RunId
-from protocol.limits import HEARTBEAT_SECONDS
 from protocol.monitor import Noted, StepReport, pack_report
+from protocol.patience import HEARTBEAT_SECONDS
 from protocol.trust.records import PeerRecord
 from tests.reference.small_manifest import small_manifest
 

@@ -11,10 +11,10 @@ from peer.network import discovery as module
 from peer.network.discovery import Discovery
 from protocol import clock
 from protocol.identity import PeerId, RunId
-from protocol.limits import RECORD_SECONDS
 from protocol.net import dht as dhts
 from protocol.net.dht import Dht
 from protocol.net.tasks import Notifier
+from protocol.patience import RECORD_SECONDS
 from protocol.trust.keys import Identity, load_or_create
 from protocol.trust.membership_card import Authority, Card, Signer, issue
 from protocol.trust.records import PeerRecord, Register

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from peer.network.gossip_policy import ALL_CONTACTS, FANOUT, compare_seconds, partners, read_seconds, some
 from peer.network.wanted import BLOB_FETCHES, FETCHES_FROM_ONE, MOST_SOURCES, Wanted
-from protocol.limits import RECORD_SECONDS
+from protocol.patience import RECORD_SECONDS
 
 seeds = st.integers(0, 2**32)
 

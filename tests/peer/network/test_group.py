@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import grpc
 import pytest
 
-from peer.network.duplex import SILENT_BEATS, BreachError
+from peer.network.duplex import BreachError
 from peer.network.group import BETWEEN_STEPS, REPLICA_KEY, Link, PipelineService, call, make_link, welcome_nobody
 from protocol.codec.frames import MOST_IN_FLIGHT, FrameRules
 from protocol.codec.seating import pack_seats, pack_start, unpack_seats, unpack_start
@@ -18,6 +18,7 @@ from protocol.errors import LostMemberError, RefusedError
 from protocol.identity import PeerId, ReplicaId
 from protocol.net.channels import handshake, listen, options
 from protocol.net.lenient import AnyBytes
+from protocol.patience import SILENT_BEATS
 from protocol.schemas import pipeline_pb2 as pb
 from protocol.schemas import pipeline_pb2_grpc
 from tests.reference.admitted import There, contacts, credentials, identity, there

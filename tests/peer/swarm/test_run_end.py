@@ -337,7 +337,7 @@ def test_the_node_is_asked_once_somebody_who_had_finished_the_last_round_has_gon
 def test_who_has_finished_stays_until_the_node_knows_it_and_not_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(run_end, "KNOWN_ASK_SECONDS", 0.01)
+    monkeypatch.setattr(run_end, "END_KNOWN_POLL_SECONDS", 0.01)
     asked: list[int] = []
 
     async def asks() -> NodeWord:
@@ -366,9 +366,9 @@ def test_who_has_finished_stays_until_the_node_knows_it_and_not_for_ever(
                 "the operator's node to take the run's last state",
             ]
             with monkeypatch.context() as patch:
-                patch.setattr(run_end, "AWAY_SECONDS", 0.1)
+                patch.setattr(run_end, "NODE_AWAY_SECONDS", 0.1)
                 await stay_until_known(outer, away)
-            monkeypatch.setattr(run_end, "KNOWN_SECONDS", 0.1)
+            monkeypatch.setattr(run_end, "END_KNOWN_SECONDS", 0.1)
             await stay_until_known(outer, takes_for_ever)
             await stay_until_known(outer, never_over)
             outer.asked_to_leave.set()

@@ -21,10 +21,11 @@ from hypothesis import strategies as st
 
 from protocol.errors import FormatError, ResourceError, UnreachableError
 from protocol.identity import RunId
-from protocol.limits import CLOCK_SLACK_SECONDS, RECORD_BYTES, RECORD_SECONDS, RECORDS_READ
+from protocol.limits import CLOCK_SLACK_SECONDS, RECORD_BYTES, RECORDS_READ
 from protocol.net import dht as dhts
 from protocol.net.dht import Dht
 from protocol.net.dht_checks import Checks, DhtEntry, Rules, is_valid, latest
+from protocol.patience import RECORD_SECONDS
 from protocol.trust.keys import Identity, load_or_create
 from protocol.trust.membership_card import Authority, Card, Signer, issue
 from protocol.trust.records import PeerRecord, Register, expiration, pack_record, sign_record

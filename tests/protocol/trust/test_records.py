@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from protocol.errors import FormatError
 from protocol.identity import EMBEDDING, PeerId, ReplicaId, RunId, stage_part
-from protocol.limits import ADDRESS_CHARACTERS, RECORD_BYTES, RECORD_SECONDS
+from protocol.limits import ADDRESS_CHARACTERS, RECORD_BYTES
 from protocol.manifest_tables import MOST_STAGES
 from protocol.outer.history import Claim
 from protocol.outer.phases import RunPhase
+from protocol.patience import RECORD_SECONDS
 from protocol.trust import signed
 from protocol.trust.keys import Identity, load_or_create
 from protocol.trust.membership_card import Authority, Card, Role, Signer, issue

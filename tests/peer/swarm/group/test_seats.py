@@ -14,12 +14,12 @@ from peer.network.duplex import Duplex
 from peer.network.group import PipelineService, call, make_link
 from peer.swarm.group import seats as seating
 from peer.swarm.group.seats import GroupSeats, pause_before_regrouping
-from peer.swarm.group.slowness import SILENT_SECONDS
 from protocol.clock import monotonic
 from protocol.codec.seating import pack_seats
 from protocol.errors import LostMemberError, PeerError
 from protocol.identity import PeerId, ReplicaId
 from protocol.net.tasks import Children, Notifier
+from protocol.patience import UNANSWERED_SECONDS
 from protocol.schemas import pipeline_pb2_grpc
 from protocol.trust.records import PeerRecord
 from tests.reference.loopback_peers import LoopbackPeer, Village, village
@@ -244,10 +244,10 @@ def test_who_did_not_answer_in_time_is_called_again_when_it_has_finished_another
         monkeypatch.setattr(seating, "monotonic", lambda: now)
         seats.note_silence(only.id)
         assert await seats._candidate(0) is None
-        now += SILENT_SECONDS
+        now += UNANSWERED_SECONDS
         assert await seats._candidate(0) is not None
         seats.note_silence(only.id)
-        now += 2 * SILENT_SECONDS - 0.1
+        now += 2 * UNANSWERED_SECONDS - 0.1
         assert await seats._candidate(0) is None
         discovery.records[only.id] = discovery.records[only.id].model_copy(update={"round": 1})
         assert await seats._candidate(0) is not None

@@ -18,7 +18,7 @@ from peer.swarm.group.agreement import Agreement, SilentError
 from peer.swarm.group.compression import Choice
 from peer.swarm.group.seats import GroupSeats
 from peer.swarm.group.served_stage import ServedStage
-from peer.swarm.group.stragglers import FIRST_STEP_SECONDS, StepPace, patience_with
+from peer.swarm.group.stragglers import StepPace, patience_with
 from peer.telemetry.events import Event, GroupBroken
 from peer.telemetry.group_decisions import Dismissed
 from protocol.codec.seating import AnswerFrame as Answer
@@ -26,6 +26,7 @@ from protocol.codec.seating import OfferFrame, pack_answer, pack_start
 from protocol.errors import LostMemberError
 from protocol.identity import EMBEDDING, PeerId, ReplicaId
 from protocol.net.tasks import Notifier
+from protocol.patience import FIRST_STEP_SECONDS
 from tests.reference.admitted import identity
 from tests.reference.small_manifest import small_manifest
 
@@ -256,7 +257,7 @@ def test_an_inner_loop_that_has_begun_ends_where_one_holds_another_state():
 def test_of_a_silent_stage_the_one_before_it_learns_first(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(agreement, "LONG_WAIT_SECONDS", 0.1)
     monkeypatch.setattr(agreement, "AGREEMENT_TIMEOUT_SECONDS", 0.3)
-    monkeypatch.setattr(agreement, "FURTHER_SECONDS", 0.3)
+    monkeypatch.setattr(agreement, "FURTHER_STAGE_SECONDS", 0.3)
 
     async def scene() -> None:
         group, silent, over, blamed = Group(), 2, list[int](), list[PeerId]()

@@ -8,12 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peer.swarm.group.slowness import (
-    CALLED_LAST_SECONDS,
-    MOST_CALLED_LAST_SECONDS,
     MOST_DEBT,
     NEIGHBOURS_KEPT,
     PROMISE,
-    SLOW_STEPS,
     TOLERANCE,
     WINDOW_STEPS,
     Backoffs,
@@ -25,6 +22,7 @@ from peer.swarm.group.slowness import (
     is_worth_a_try,
 )
 from protocol.identity import PeerId
+from protocol.patience import CALLED_LAST_SECONDS, MOST_CALLED_LAST_SECONDS, SLOW_STEPS
 
 BEFORE, ME, BEHIND, FURTHER = map(PeerId, ("before", "me", "behind", "further"))
 MICROBATCHES, TOKENS = 4, 100

@@ -10,15 +10,13 @@ from hypothesis import strategies as st
 
 from peer.compute.schedule import Forward, Schedule, least_depth
 from peer.swarm.group.stage_round import STEP_POLL_SECONDS
-from peer.swarm.group.stragglers import (
-    FIRST_PATIENCE,
+from peer.swarm.group.stragglers import StepPace, first_seconds, patience_with
+from protocol.patience import (
+    FIRST_STEP_PATIENCE,
     FIRST_STEP_SECONDS,
-    PATIENCE,
     SHORTEST_STEP_BOUND_SECONDS,
-    TRUSTED,
-    StepPace,
-    first_seconds,
-    patience_with,
+    STEP_PATIENCE,
+    TRUSTED_PATIENCE,
 )
 
 # How long
@@ -26,12 +24,12 @@ from peer.swarm.group.stragglers import (
 
 def test_a_first_step_may_take_as_long_as_the_model_and_this_machine_make_it():
     """A model of 178 million in four stages on a few cores: 16,384 tokens at 60 tokens a second."""
-    assert first_seconds(16384, 60.0) == FIRST_PATIENCE * 16384 / 60 > 30 * 60
+    assert first_seconds(16384, 60.0) == FIRST_STEP_PATIENCE * 16384 / 60 > 30 * 60
     assert first_seconds(16384, 1e5) == FIRST_STEP_SECONDS  # on a card it is nothing
     pace = StepPace(first=1000.0)
     assert pace.bound() == 1000.0
     pace.remember(50.0)
-    assert pace.bound() == PATIENCE * 50.0
+    assert pace.bound() == STEP_PATIENCE * 50.0
 
 
 def test_a_step_may_take_many_usual_ones_but_never_less_than_a_moment_of_a_busy_machine():
@@ -41,7 +39,7 @@ def test_a_step_may_take_many_usual_ones_but_never_less_than_a_moment_of_a_busy_
     assert pace.bound() == SHORTEST_STEP_BOUND_SECONDS
     for _ in range(3):
         pace.remember(30.0)
-    assert pace.bound() == PATIENCE * 30.0
+    assert pace.bound() == STEP_PATIENCE * 30.0
 
 
 def test_one_slow_step_does_not_make_the_group_patient():
@@ -81,11 +79,11 @@ def test_in_a_first_step_that_is_usually_quick_who_is_new_waits_no_longer_than_t
 
 
 def test_nobody_is_made_impatient_or_much_too_patient_by_what_is_told():
-    assert of_steps(30.0).bound_in(0.0) == PATIENCE * 30.0 / TRUSTED
+    assert of_steps(30.0).bound_in(0.0) == STEP_PATIENCE * 30.0 / TRUSTED_PATIENCE
     assert of_steps(1.0).bound_in(0.0) == SHORTEST_STEP_BOUND_SECONDS
     assert of_steps(None).bound_in(0.0) == SHORTEST_STEP_BOUND_SECONDS
-    assert of_steps(30.0).bound_in(1e300) == TRUSTED * PATIENCE * 30.0
-    assert of_steps(None).bound_in(1e300) == TRUSTED * FIRST_STEP_SECONDS
+    assert of_steps(30.0).bound_in(1e300) == TRUSTED_PATIENCE * STEP_PATIENCE * 30.0
+    assert of_steps(None).bound_in(1e300) == TRUSTED_PATIENCE * FIRST_STEP_SECONDS
 
 
 @given(st.one_of(st.none(), st.floats(0.0, 1e6)), st.floats(0.0, 1e9), st.floats(0.0, 1e9))
@@ -93,7 +91,10 @@ def test_whatever_is_told_it_counts_within_bounds_and_more_is_never_less(
     own: float | None, told: float, another: float
 ):
     pace, (less, more) = of_steps(own), sorted((told, another))
-    least, most = (pace.bound() / TRUSTED if own is not None else SHORTEST_STEP_BOUND_SECONDS), TRUSTED * pace.bound()
+    least, most = (
+        (pace.bound() / TRUSTED_PATIENCE if own is not None else SHORTEST_STEP_BOUND_SECONDS),
+        TRUSTED_PATIENCE * pace.bound(),
+    )
     assert max(SHORTEST_STEP_BOUND_SECONDS, least) <= pace.bound_in(less) <= pace.bound_in(more) <= most
     if max(SHORTEST_STEP_BOUND_SECONDS, least) <= told <= most:  # so all of a group have one bound
         assert pace.bound_in(told) == told
@@ -217,7 +218,7 @@ class Held:
 
 def held(stages: int, culprit: int, usual: float = 0.1) -> Held:
     """All begin at the same time."""
-    return Held(stages, culprit, max(SHORTEST_STEP_BOUND_SECONDS, PATIENCE * usual), [0.0] * stages).play()
+    return Held(stages, culprit, max(SHORTEST_STEP_BOUND_SECONDS, STEP_PATIENCE * usual), [0.0] * stages).play()
 
 
 @pytest.mark.parametrize(("stages", "culprit"), [(of, at) for of in range(2, 9) for at in range(of)])
@@ -235,7 +236,7 @@ def test_also_where_the_step_does_not_begin_at_the_same_time_everywhere(data: st
     culprit = data.draw(st.integers(0, stages - 1))
     usual = data.draw(st.floats(0.001, 600.0))
     begun = data.draw(st.lists(st.floats(0.0, usual), min_size=stages, max_size=stages))
-    made = Held(stages, culprit, max(SHORTEST_STEP_BOUND_SECONDS, PATIENCE * usual), begun).play()
+    made = Held(stages, culprit, max(SHORTEST_STEP_BOUND_SECONDS, STEP_PATIENCE * usual), begun).play()
     assert {accused for _, accused in made.acts} == {culprit}
     for stage, at in made.free.items():
         if abs(stage - culprit) > 1:  # it has learned of it before its own patience was at an end

@@ -8,22 +8,16 @@ from dataclasses import replace
 import pytest
 
 from peer.swarm.rounds import round_policy
-from peer.swarm.rounds.round_policy import (
+from peer.swarm.rounds.round_policy import MOST_CREDIT, PACE_ROUNDS, Pace, PartSeen, RoundSeen, awaited, halfway
+from protocol.identity import EMBEDDING, PeerId, stage_part
+from protocol.patience import (
     BEHIND_ROUNDS,
     BEHIND_SECONDS,
     CREDIT_SHARE,
     EARLY_SHARE,
     LAST_ROUND_RATIO,
-    MOST_CREDIT,
-    PACE_ROUNDS,
     SHORTEST_WAIT_SECONDS,
-    Pace,
-    PartSeen,
-    RoundSeen,
-    awaited,
-    halfway,
 )
-from protocol.identity import EMBEDDING, PeerId, stage_part
 from protocol.trust.records import PeerRecord, Peers
 from tests.peer.swarm.test_roles import SWARM, peer
 
