@@ -113,7 +113,7 @@ def measured(case: Case) -> Row:
     """One case, in a fresh process."""
     with tempfile.TemporaryDirectory(prefix="hetpeer-memory-") as folder:
         for step in ("prepare", "live"):
-            command = [sys.executable, "-m", "benchmarks.watched.lifetime", step, folder, json.dumps(asdict(case))]
+            command = [sys.executable, "-m", "benchmarks.group.lifetime", step, folder, json.dumps(asdict(case))]
             output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT).stdout
         counted = json.loads(output)
     manifest = case.manifest

@@ -2,7 +2,7 @@
 event loop whose clock jumps, with invented likenesses. It plays ten thousand of them in a minute and a half of two
 cores, to see that nobody honest is blamed: `python -m tests.simulation.doubts --schedules 100000`.
 
-What is invented is as it was measured (`benchmarks/recompute.py`), or worse. Honest payloads of one step are alike but
+What is invented is as it was measured (docs/benchmarks.md), or worse. Honest payloads of one step are alike but
 for a tenth, with tails down to what was least; steps differ, and in some the loss has a spike. What a stage makes of
 something false is less false, or more. Links and the observer are slow by chance, and the observer does not answer
 everything. A liar passes doubts on or not, and makes some up.

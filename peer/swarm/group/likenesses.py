@@ -2,7 +2,7 @@
 state (`protocol/codec/spot_check.py`); and how many are checked. Pure.
 
 Weights move in a round, so honest payloads become less like; how much depends on the model, the optimizer, its rate and
-the text, and is not the same from step to step (`benchmarks/recompute.py`). But those of one inner step, which the same
+the text, and is not the same from step to step (docs/benchmarks.md). But those of one inner step, which the same
 weights made of other sequences, are about equally like. So a payload is judged by others of the same neighbour's and
 step, and not at all where these are not like either.
 
@@ -33,7 +33,7 @@ sent what is false."""
 
 EXACT = 0.9975
 """An exact payload that is less like than this is false. Where a stage computes in bf16 and the observer in fp32, the
-least of small models is 0.9997; with a tenth of noise it is 0.9958 at most (`benchmarks/recompute.py`)."""
+least of small models is 0.9997; with a tenth of noise it is 0.9958 at most (docs/benchmarks.md)."""
 
 EXACT_DOUBTED = 0.9985
 """And so is one below this, if another stage doubts the microbatch."""

@@ -61,7 +61,7 @@ def test_what_is_a_little_less_like_is_false_only_where_another_stage_doubts_it(
 
 @pytest.mark.parametrize("wire", ["fp32", "bf16", "int8"])
 def test_an_exact_payload_that_is_wrong_by_a_tenth_is_false_and_one_in_another_number_format_is_not(wire: str):
-    """Noise of a tenth leaves a cosine of 0.995; honest ones were measured (`benchmarks/recompute.py`)."""
+    """Noise of a tenth leaves a cosine of 0.995; honest ones were measured (docs/benchmarks.md)."""
     assert 0.9955 < least_exact(wire) < least_exact(wire, doubted=True) < 0.9997
 
 

@@ -1,1 +1,0 @@
-"""Processes around a peer that is watched."""
