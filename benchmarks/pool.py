@@ -45,9 +45,9 @@ from benchmarks.shaped.hosts import hosts, missing
 from benchmarks.shaped.swarm import Volunteer, play
 from peer.compute.calibration import tokens_per_second
 from peer.compute.trainer import StageTrainer
-from peer.telemetry.damage import Damage, damages
 from peer.telemetry.events import Contributed, Finished, RoundDone
 from protocol.manifest import Manifest, check_manifest
+from tests.chaos.damage import Damage, damages
 from tests.reference.small_manifest import small_manifest
 from tests.world import standing as world_standing
 from tests.world.loop import HOST

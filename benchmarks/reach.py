@@ -32,6 +32,7 @@ from typing import Any
 
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # before any import of grpc
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import grpc
 import numpy as np
@@ -43,8 +44,6 @@ from peer.network.discovery import Discovery
 from peer.network.reach.reach import Reach
 from peer.network.reach.relayed import Ways
 from peer.network.reach.routes import Routes
-from peer.testnet import namespaces
-from peer.testnet.namespaces import Namespaces, opened
 from protocol.addresses import join
 from protocol.errors import HetpeerError
 from protocol.identity import RunId
@@ -58,6 +57,8 @@ from protocol.schemas import blobs_pb2_grpc
 from protocol.trust.keys import load_or_create
 from protocol.trust.membership_card import Authority, Card, Signer, issue
 from protocol.trust.records import PeerRecord, Register
+from tests.chaos import namespaces
+from tests.chaos.namespaces import Namespaces, opened
 
 RUN = RunId("ab" * 32)
 MANIFEST = check_manifest({"model": {"preset": "nano"}, "replicas": {"stages": 2}})

@@ -12,11 +12,11 @@ from typing import Any
 
 from benchmarks.shaped.hosts import Hosts
 from peer.process import heard
-from peer.telemetry.damage import Timed
 from peer.telemetry.events import Failed, Finished, Injected, Joined, RoundDone, Serving
-from peer.testnet.child import Child, spawn, stop
-from peer.testnet.processes import EventLog
+from peer.testnet.child import Child, stop
+from peer.testnet.event_log import EventLog, Timed
 from peer.testnet.testnet_options import to_toml
+from tests.reference.forks import spawn
 from tests.reference.processes import TEXT
 
 NODE, CHAOS = "node", "chaos"

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from peer.testnet import namespaces
+from tests.chaos import namespaces
 
 ROOT = Path(__file__).parents[2]
 

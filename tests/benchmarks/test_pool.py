@@ -12,7 +12,7 @@ from benchmarks.shaped.waiting import waiting
 from bootstrap.genesis import basis
 from peer.compute.calibration import tokens_per_second
 from peer.compute.trainer import StageTrainer
-from peer.testnet import forks
+from tests.reference import forks
 from tests.reference.own_loop import in_own_loops
 from tests.reference.small_manifest import small_manifest
 from tests.world.conftest import drop

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.testnet import namespaces
+from tests.chaos import namespaces
 
 ROOT = Path(__file__).parents[2]
 
