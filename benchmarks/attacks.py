@@ -2,9 +2,10 @@
 
 Runs `python -m tests.chaos` once undisturbed, and then once for each attack, `--chaos crowd:KIND*N`: two replica groups
 of two stages and a datacenter, and from round `START` on N hostile names that attack for some seconds. **Steps lost**
-are how much fewer inner steps all honest processes did a second while the attack lasted, and after it, than in the same
-run before it. **Growth** is of a process's resident memory, from right before the attack to its most. **Avoided** is after
-how many seconds half of those names were avoided that were at all. A loss is compared with the undisturbed run's.
+are how much fewer inner steps all honest processes did a second while the attack lasted, and after it, than in the
+same run before it. **Growth** is of a process's resident memory, from right before the attack to its most. **Avoided**
+is after how many seconds half of those names were avoided that were at all. A loss is compared with the undisturbed
+run's.
 
     python benchmarks/attacks.py --names 2 --seconds 20                 # every kind by itself
     python benchmarks/attacks.py --kinds all --names 2 10 100 --seconds 300 --rounds 70

@@ -49,23 +49,23 @@ def _parse_fault(text: str, notations: Mapping[str, Notation[AnyFault]]) -> AnyF
 
 
 def _kill(text: str) -> Kill:
-    target, when, seconds = timed(text)
+    target, when, seconds = parse_timed(text)
     return Kill(parse_target(target), when, seconds)
 
 
 def _pause(text: str) -> Pause:
-    target, when, seconds = timed(text)
+    target, when, seconds = parse_timed(text)
     return Pause(parse_target(target), when, required(seconds))
 
 
 def _leave(text: str) -> Leave:
-    target, when, seconds = timed(text)
+    target, when, seconds = parse_timed(text)
     _forbidden(seconds)
     return Leave(parse_target(target), when)
 
 
 def _join(text: str) -> Join:
-    newcomer, when, seconds = timed(text)
+    newcomer, when, seconds = parse_timed(text)
     _forbidden(seconds)
     if newcomer == "datacenter":
         return Join(None, when)
@@ -102,7 +102,7 @@ def parse_target(text: str) -> Target:
     return Target("group", int(group)) if stage is None else Target("volunteer", int(group or 0), int(stage))
 
 
-def timed(text: str) -> tuple[str, When, float | None]:
+def parse_timed(text: str) -> tuple[str, When, float | None]:
     """Read `WHO@round=R[.S][+Ns]` or `WHO@Ns[+Ns]`: who, when, and for how many seconds, if it says so.
 
     Raises:

@@ -53,7 +53,7 @@ STRAGGLER_SECONDS = 75.0
 """The same once a process has finished. The others are about to: they serve on for up to a minute where one of them
 never does."""
 
-Hear = Callable[[Child, Event], None]
+OnEvent = Callable[[Child, Event], None]
 
 
 @dataclass(slots=True)
@@ -133,7 +133,7 @@ class Testnet:
 
     async def start(self, name: str) -> Child:
         """Start a process, or start it again with the folder it had."""
-        child = await self.begin(name, await self.command_of(name), self.hear)
+        child = await self.begin(name, await self.command_of(name), self.handle)
         self.children.append(child)
         self.tasks.create_task(self._await_end(child))
         return child
@@ -143,14 +143,14 @@ class Testnet:
         given = self.listen, self.ticket, self.evaluate
         return [*self.command, *arguments(name, self.swarm, self.options, self.directory, *given)]
 
-    async def begin(self, name: str, command: Sequence[str], hear: Hear) -> Child:
-        """Start a process by its command; its events go to `hear`."""
+    async def begin(self, name: str, command: Sequence[str], on_event: OnEvent) -> Child:
+        """Start a process by its command; its events go to `on_event`."""
         folder = self.directory / name.replace(", ", "-").replace(" ", "-")
         log = self.directory / f"{folder.name}.log"
         with log.open("ab" if name in self.latest() else "wb") as errors:
             process = await self.spawn(command, folder, errors)
         child = Child(name, process, log)
-        child.listening = self.tasks.create_task(self._listen(child, hear))
+        child.listening = self.tasks.create_task(self._listen(child, on_event))
         return child
 
     async def spawn(self, command: Sequence[str], folder: Path, errors: IO[bytes]) -> asyncio.subprocess.Process:
@@ -192,17 +192,17 @@ class Testnet:
         """The latest process of each name."""
         return {child.name: child for child in self.children}
 
-    async def _listen(self, child: Child, hear: Hear) -> None:
+    async def _listen(self, child: Child, on_event: OnEvent) -> None:
         assert child.process.stdout is not None
         async for event in heard(child.process.stdout):
-            hear(child, event)
+            on_event(child, event)
 
     async def _await_end(self, child: Child) -> None:
         await child.wait_until_ended()
         self.ended.put_nowait(child)
 
-    def hear(self, child: Child, event: Event) -> None:
-        """Take up an event of a process."""
+    def handle(self, child: Child, event: Event) -> None:
+        """Follow an event of a process."""
         self.take(child.name, event)
         match event:
             case Serving(ticket):

@@ -33,14 +33,14 @@ async def run_testnet(
     Raises:
         TestnetError: a process died, a round is missing, states differ, or the loss did not fall.
     """
-    with prepared(options) as (directory, log):
+    with prepared_folder(options) as (directory, log):
         testnet = Testnet(options, directory, screen, log, faults)
-        await watch(testnet, stop)
+        await run_to_end(testnet, stop)
     await conclude(testnet, Chaos(faults_done(log.entries), testnet.alive) if faults else None, stop)
 
 
 @contextmanager
-def prepared(options: TestnetOptions) -> Iterator[tuple[Path, EventLog]]:
+def prepared_folder(options: TestnetOptions) -> Iterator[tuple[Path, EventLog]]:
     """A testnet's folder, with the run's manifest in it, and the log of its events."""
     directory = options.directory or Path(tempfile.mkdtemp(prefix="hetpeer-testnet-"))
     directory.mkdir(parents=True, exist_ok=True)
@@ -52,7 +52,7 @@ def prepared(options: TestnetOptions) -> Iterator[tuple[Path, EventLog]]:
         log.close()
 
 
-async def watch(testnet: Testnet, stop: asyncio.Event) -> None:
+async def run_to_end(testnet: Testnet, stop: asyncio.Event) -> None:
     """Run a testnet to its end; what goes wrong is the failure in its report."""
     screen = testnet.screen
     screen.start(testnet.swarm.names)

@@ -13,7 +13,7 @@ from peer.telemetry.events import Event, Joined, Serving
 from peer.testnet.child import Child
 from peer.testnet.child import stop as stop_all
 from peer.testnet.injection import CHAOS
-from peer.testnet.processes import Hear, Testnet
+from peer.testnet.processes import OnEvent, Testnet
 from peer.testnet.swarm import BOOTSTRAP
 from tests.chaos.attackers import ATTACKER
 from tests.chaos.attackers.crowds import Crowds, keep_event
@@ -70,9 +70,9 @@ class AttackedTestnet(Testnet):
         """Start a process that keeps its files in `folder`: a fork, which begins sooner, where there can be one."""
         return await spawn(command, folder, errors)
 
-    async def start_hostile(self, name: str, command: Sequence[str], hear: Hear) -> Child:
+    async def start_hostile(self, name: str, command: Sequence[str], on_event: OnEvent) -> Child:
         """Start an attacker, or a crowd's process."""
-        child = await self.begin(name, [*await self._inside(name), *command], hear)
+        child = await self.begin(name, [*await self._inside(name), *command], on_event)
         self.hostile.append(child)
         return child
 
@@ -111,9 +111,9 @@ class AttackedTestnet(Testnet):
         """The work that goes on while the swarm trains: faults, and measuring memory."""
         return [*super().beside(), self.crowds.measure(self.latest)]
 
-    def hear(self, child: Child, event: Event) -> None:
-        """Take up an event of a process."""
-        super().hear(child, event)
+    def handle(self, child: Child, event: Event) -> None:
+        """Follow an event of a process."""
+        super().handle(child, event)
         match event:
             case Serving():
                 self.crowds.dashboard = event.dashboard

@@ -11,8 +11,8 @@ from peer.testnet.chaos import (
     check_faults,
     misfit,
     parse_target,
+    parse_timed,
     required,
-    timed,
     too_late,
 )
 from peer.testnet.faults import Join, Kill, Leave, Moment, Pause, Target
@@ -44,7 +44,7 @@ def _partition(text: str) -> Partition:
         if last < first:
             raise ValueError(f"rounds {first} to {last} are none")
         return Partition(sides, Moment(first), last=last)
-    _, moment, seconds = timed(text)
+    _, moment, seconds = parse_timed(text)
     return Partition(sides, moment, seconds=required(seconds))
 
 
@@ -58,7 +58,7 @@ def _sides(text: str) -> tuple[Side, Side]:
 
 
 def _slow(text: str) -> Slow:
-    limited, when, seconds = timed(text)
+    limited, when, seconds = parse_timed(text)
     target, _, rate = limited.rpartition("=")
     if not re.fullmatch(r"[1-9]\d{0,5}[kmg]bit", rate):
         raise ValueError(f"a rate is a whole number of kbit, mbit or gbit, not {rate!r}")
@@ -87,7 +87,7 @@ def _attacker(text: str) -> Attacker:
 
 
 def _crowd(text: str) -> Crowd:
-    attack, when, seconds = timed(text)
+    attack, when, seconds = parse_timed(text)
     word, _, names = attack.partition("*")
     kind = next((kind for kind in (*get_args(CrowdKind), "all") if kind == word), None)
     if kind is None:

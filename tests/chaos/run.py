@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
 from peer.telemetry.terminal import TestnetScreen
-from peer.testnet.run import conclude, prepared, watch
+from peer.testnet.run import conclude, prepared_folder, run_to_end
 from peer.testnet.testnet_options import TestnetOptions
 from tests.chaos import namespaces
 from tests.chaos.attacked import AttackedTestnet
@@ -26,9 +26,9 @@ async def run_chaos(
     """
     async with AsyncExitStack() as stack:
         network = await stack.enter_async_context(namespaces.opened()) if needs_namespaces(items) else None
-        directory, log = stack.enter_context(prepared(options))
+        directory, log = stack.enter_context(prepared_folder(options))
         testnet = AttackedTestnet(options, directory, screen, log, items, namespaces=network)
-        await watch(testnet, stop)
+        await run_to_end(testnet, stop)
     if not items:
         await conclude(testnet, None, stop)
         return

@@ -14,7 +14,7 @@ import psutil
 from peer.telemetry.events import Event, Joined, Progress, to_line
 from peer.telemetry.run_report import Report
 from peer.testnet.child import Child, TestnetError, stop
-from peer.testnet.processes import Hear
+from peer.testnet.processes import OnEvent
 from protocol.wording import size
 from tests.chaos.attackers import ATTACK, ATTACKER
 from tests.chaos.faults import Crowd
@@ -32,7 +32,7 @@ class Crowds:
     """The crowds of a run. `start` starts a process by its name and command, and passes its events on; `now` is the
     testnet's clock; a crowd is `expected` or not."""
 
-    start: Callable[[str, Sequence[str], Hear], Awaitable[Child]]
+    start: Callable[[str, Sequence[str], OnEvent], Awaitable[Child]]
     directory: Path
     report: Report
     now: Callable[[], float]
@@ -63,7 +63,7 @@ class Crowds:
         targets.write_text(json.dumps({"peers": peers, "dashboard": urlsplit(self.dashboard).netloc}))
         asked = [crowd.kind, str(crowd.names), str(crowd.seconds), self.ticket(), str(targets)]
         command = [sys.executable, "-m", "tests.chaos.attackers.hostile_process", *asked]
-        child = await self.start(folder.name, command, self.overhear)
+        child = await self.start(folder.name, command, self.handle)
         try:
             if not await child.wait_until_serving():
                 raise TestnetError(child.obituary())
@@ -75,8 +75,8 @@ class Crowds:
                 with suppress(OSError, ValueError):
                     self.told[number] = json.loads((folder / "outcomes.json").read_text())
 
-    def overhear(self, hostile: Child, event: Event) -> None:
-        """Take up an event of a crowd's process."""
+    def handle(self, hostile: Child, event: Event) -> None:
+        """Follow an event of a crowd's process."""
         keep_event(hostile, event)
         if isinstance(event, Joined):
             number = int(hostile.name.removeprefix(f"{ATTACKER}-"))
