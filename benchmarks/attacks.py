@@ -1,10 +1,11 @@
 """What attacks cost a run: the pace, memory and final loss of honest peers beside the same run undisturbed.
 
-Runs `hetpeer testnet` once undisturbed, and then once for each attack, `--chaos crowd:KIND*N`: two replica groups of
-two stages and a datacenter, and from round `START` on N hostile names that attack for some seconds. **Steps lost** are
-how much fewer inner steps all honest processes did a second while the attack lasted, and after it, than in the same run
-before it. **Growth** is of a process's resident memory, from right before the attack to its most. **Avoided** is after
-how many seconds half of those names were avoided that were at all. A loss is compared with the undisturbed run's.
+Runs `python -m tests.chaos` once undisturbed, and then once for each attack, `--chaos crowd:KIND*N`: two replica groups
+of two stages and a datacenter, and from round `START` on N hostile names that attack for some seconds. **Steps lost**
+are how much fewer inner steps all honest processes did a second while the attack lasted, and after it, than in the
+same run before it. **Growth** is of a process's resident memory, from right before the attack to its most. **Avoided**
+is after how many seconds half of those names were avoided that were at all. A loss is compared with the undisturbed
+run's.
 
     python benchmarks/attacks.py --names 2 --seconds 20                 # every kind by itself
     python benchmarks/attacks.py --kinds all --names 2 10 100 --seconds 300 --rounds 70
@@ -24,7 +25,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from peer.testnet.faults import CrowdKind
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.chaos.faults import CrowdKind
+
+ROOT = Path(__file__).parents[1]
 
 START = 3
 """The round in which attacks begin: the first has everything to set up, the second shows the usual pace."""
@@ -63,7 +68,7 @@ def testnet(folder: Path, rounds: int, steps: int, chaos: str | None, seconds: f
     shape = ["--rounds", str(rounds), "--inner-steps", str(steps), *(["--chaos", chaos] if chaos else [])]
     with (folder / "said.txt").open("w") as said:
         process = subprocess.Popen(
-            [sys.executable, "-m", "peer.cli", "testnet", *where, *shape], stdout=said, stderr=said
+            [sys.executable, "-m", "tests.chaos", *where, *shape], cwd=ROOT, stdout=said, stderr=said
         )
         try:
             process.wait(seconds)
@@ -140,7 +145,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
-        folder = options.dir or Path(temporary)
+        folder = (options.dir or Path(temporary)).absolute()
         shape = options.rounds, options.inner_steps
         calm = options.calm_loss
         if calm is None:

@@ -1,7 +1,7 @@
 """A storm of faults, beside the same swarm undisturbed: how many of its tokens it keeps, how soon the dead are noticed,
 and whether anybody's memory grows.
 
-Runs `hetpeer testnet` twice: first a few rounds undisturbed, for its pace; then for as long as asked with
+Runs `python -m tests.chaos` twice: first a few rounds undisturbed, for its pace; then for as long as asked with
 `--chaos random:…`. Tokens are those that were contributed, over the time from the first inner step to the last round's
 end. A death is noticed when the rest of the group says that it is broken. Memory is the resident set of each process
 that lived for `STEADY_SECONDS` and more, from then on; its growth is the slope of a straight line through it.
@@ -24,6 +24,8 @@ from statistics import linear_regression, median
 from typing import Any
 
 import psutil
+
+ROOT = Path(__file__).parents[1]
 
 CALM_ROUNDS = 6
 SAMPLE_SECONDS = 5.0
@@ -105,7 +107,7 @@ def testnet(folder: Path, rounds: int, steps: int, chaos: str | None) -> Run:
     memory: Memory = defaultdict(list)
     with (folder / "said.txt").open("w") as said:
         process = subprocess.Popen(
-            [sys.executable, "-m", "peer.cli", "testnet", *where, *shape], stdout=said, stderr=said
+            [sys.executable, "-m", "tests.chaos", *where, *shape], cwd=ROOT, stdout=said, stderr=said
         )
         code, seconds = None, 0.0
         while code is None:
@@ -198,7 +200,7 @@ def main() -> None:
     if options.dir and options.dir.exists() and any(options.dir.iterdir()):
         parser.error(f"{options.dir} is not empty: the logs of another storm may be there")
     with tempfile.TemporaryDirectory() as temporary:
-        folder = options.dir or Path(temporary)
+        folder = (options.dir or Path(temporary)).absolute()
         outcome = storm(folder, options.minutes, options.per_minute, options.kinds, options.seed, options.inner_steps)
     if options.json:
         print(json.dumps(asdict(outcome)))

@@ -17,6 +17,8 @@ from peer.cli.__main__ import app
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("peer", "protocol", "bootstrap")
+HARNESS = "tests/chaos"
+"""Attackers and faults for developers, which lie beside the packages."""
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
@@ -26,7 +28,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         copy(ROOT / name, source)
-    for name in PACKAGES:
+    for name in (*PACKAGES, HARNESS):
         copytree(ROOT / name, source / name, ignore=ignore_patterns("__pycache__"))
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
     subprocess.run([*pip, "--wheel-dir", str(out), str(source)], check=True)
@@ -44,6 +46,14 @@ def test_it_holds_every_module_and_every_data_file_and_nothing_else(wheel: Path)
     with zipfile.ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert held == own
+
+
+def test_it_holds_nothing_of_the_harness_of_attackers_and_no_module_imports_it(wheel: Path):
+    with zipfile.ZipFile(wheel) as archive:
+        held = [name for name in archive.namelist() if ".dist-info/" not in name]
+        assert {Path(name).parts[0] for name in held} == set(PACKAGES)
+        sources = {name: archive.read(name).decode() for name in held if name.endswith(".py")}
+    assert [name for name, source in sources.items() if re.search(r"\btests\.chaos\b|attackers", source)] == []
 
 
 def test_it_has_the_command_the_licence_and_the_version_of_pyproject(wheel: Path):

@@ -3,33 +3,45 @@
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from peer.telemetry.damage import Damage, seconds_lost
 from peer.telemetry.decisions import Audited, Suspected
 from peer.telemetry.events import Evaluated, Event, Finished, Joined, Listener, RoundDone
-from peer.telemetry.toll import Toll
 from protocol.files import write_atomically
 from protocol.manifest import Manifest
 
 COMPLETED = "completed"
 
 LIMIT_NATS = 0.05
-"""How much worse than the undisturbed lab a run may end that chaos has disturbed."""
+"""The most nats by which the final loss of a run under chaos may exceed that of the undisturbed lab."""
+
+
+@dataclass(frozen=True, slots=True)
+class FaultDone:
+    """A fault that was done to a run on purpose. `actions` are in words. `seconds` is the time since the start at which
+    it was done; None: never. `place` is the round and inner step (from 1) that the swarm had reached."""
+
+    fault: str
+    actions: list[str]
+    seconds: float | None
+    place: tuple[int, int]
 
 
 @dataclass(slots=True)
 class Chaos:
-    """What was done to a run on purpose. `alive` are the processes that were there at its end; `lab_loss` is the final
-    loss of the undisturbed lab run of the same manifest, None where it was not asked for."""
+    """The faults of a run. `alive` are the processes that were there at its end; `lab_loss` is the final loss of the
+    undisturbed lab run of the same manifest, None where the two were not compared."""
 
-    damages: list[Damage]
+    faults: Sequence[FaultDone]
     alive: frozenset[str]
     lab_loss: float | None = None
-    tolls: list[Toll] = field(default_factory=list)
+
+    def result(self) -> dict[str, Any]:
+        """The faults in `report.json`."""
+        return {"faults": [asdict(fault) for fault in self.faults]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,13 +218,9 @@ class Report:
         return result if self.chaos is None else result | {"chaos": self._chaos_result(self.chaos)}
 
     def _chaos_result(self, chaos: Chaos) -> dict[str, Any]:
-        rounds_asked = self.manifest.outer.rounds
-        last = self.rounds.get(rounds_asked, RoundEntry()).evaluated
-        return {
-            "faults": [asdict(damage) for damage in chaos.damages],
-            "seconds_lost": seconds_lost(chaos.damages),
-            "steps_lost": sum(damage.steps_lost for damage in chaos.damages),
-            "steps_missed": sum(damage.steps_missed for damage in chaos.damages),
+        asked = self.manifest.outer.rounds
+        last = self.rounds.get(asked, RoundEntry()).evaluated
+        return chaos.result() | {
             "rounds_completed": sum(1 for entry in self.rounds.values() if entry.done),
             "rounds_asked": rounds_asked,
             "alive": sorted(chaos.alive),
@@ -221,7 +229,7 @@ class Report:
             "lab_loss": chaos.lab_loss,
             "difference": self._worse_than_lab(chaos),
             "limit": LIMIT_NATS,
-        } | ({"crowds": [asdict(toll) for toll in chaos.tolls]} if chaos.tolls else {})
+        }
 
     def write(self, path: Path) -> None:
         """Write `report.json`, and `loss.png` beside it."""

@@ -1,5 +1,5 @@
 """What a person sees: one daemon's lines and live panel, the testnet's live table, and at the end of a run its rounds,
-what chaos cost it, and its outcome. Lines and rows are pure; rich draws them."""
+its faults and its outcome. Lines and rows are pure; rich draws them."""
 
 import atexit
 import sys
@@ -347,20 +347,13 @@ def report_tables(report: Report) -> Group:
 
 
 def chaos_table(chaos: dict[str, Any]) -> Group:
-    """Every fault and what it cost, and what became of the run."""
-    columns = ("fault", "what", "at", "time", "seconds lost", "steps lost", "missed")
+    """The table of all faults, and lines on what became of the run."""
+    columns = ("fault", "what", "at", "time")
     table = Table(*(Column(name, overflow="fold") for name in columns), box=None, header_style="bold")
     for fault in chaos["faults"]:
         done = fault["seconds"] is not None
-        when = (
-            (f"{fault['place'][0]}.{fault['place'][1]}", minutes_and_seconds(fault["seconds"])) if done else ("–", "–")
-        )
-        steps = str(fault["steps_lost"]), str(fault["steps_missed"])
-        lost = (f"{fault['seconds_lost']:.1f}", *steps) if done else ("–", "–", "–")
-        table.add_row(fault["fault"], Text("\n".join(fault["actions"])), *when, *lost)
-    every = f"{chaos['seconds_lost']:.1f}", str(chaos["steps_lost"]), str(chaos["steps_missed"])
-    table.add_row("all", "", "", "", *every, style="bold")
-    attacked = [crowd_table(crowd) for crowd in chaos.get("crowds", ())]
+        when = (f"{fault['place'][0]}.{fault['place'][1]}", clock(fault["seconds"])) if done else ("–", "–")
+        table.add_row(fault["fault"], Text("\n".join(fault["actions"])), *when)
     loss, difference = chaos["final_loss"], chaos["difference"]
     compared = "not compared with the lab"
     if difference is not None:
@@ -371,26 +364,4 @@ def chaos_table(chaos: dict[str, Any]) -> Group:
         f"digests after the last round: {agree if chaos['alive'] else 'none, nobody was there at the end'}",
         f"final loss {loss:.3f}; {compared}" if loss is not None else "final loss unknown",
     ]
-    return Group(Text(), table, *attacked, Text("\n".join(("", *lines))))
-
-
-def crowd_table(crowd: dict[str, Any]) -> Group:
-    """What one crowd cost: the pace of the honest, their memory, and how soon its names were avoided."""
-    pace = ", ".join(f"{when} {_number(crowd[when])}" for when in ("before", "during", "after"))
-    memory = Table("MiB of", "before", "at most", "at the end", box=None, header_style="bold")
-    for process, held in crowd["memory"].items():
-        memory.add_row(process, *(f"{held[when]:,.0f}" for when in ("before", "most", "after")))
-    names = Table("kind", "names", "avoided", "median s", "most s", "calls", box=None, header_style="bold")
-    outcomes = crowd["told"].get("outcomes", {})
-    for kind in dict.fromkeys((*crowd["shunned"], *outcomes)):
-        met = crowd["shunned"].get(kind)
-        numbers = [_number(met[key]) for key in met] if met else ["–"] * 4
-        calls = ", ".join(f"{count:,} {how}" for how, count in outcomes.get(kind, {}).items())
-        names.add_row(kind, *numbers, calls)
-    cpu = crowd["told"].get("cpu_seconds")
-    lines = f"\n{crowd['attack']}: steps a second {pace}; its own CPU time {_number(cpu)} s\n"
-    return Group(Text(lines), memory, Text(), names)
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
+    return Group(Text(), table, Text("\n".join(("", *lines))))

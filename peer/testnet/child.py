@@ -4,7 +4,6 @@ import asyncio
 import os
 import signal
 import socket
-import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -12,8 +11,7 @@ from pathlib import Path
 from typing import IO, Literal
 
 from peer.process import INTERRUPTED, LINE_BYTES
-from peer.telemetry.events import Event, Failed, Joined, Progress, to_line
-from peer.testnet.forks import ForkedProcess, can_fork
+from peer.telemetry.events import Failed
 from peer.testnet.swarm import BOOTSTRAP, Swarm
 from peer.testnet.testnet_options import TestnetOptions
 from protocol.errors import HetpeerError, LostMemberError, ResourceError, UnreachableError
@@ -30,9 +28,6 @@ STOPPED = (0, INTERRUPTED)
 
 LOG_LINES = 8
 
-ATTACK = "attack: "
-"""So what an attacker says of its attack begins."""
-
 STOP_SECONDS = 10.0
 KILL_SECONDS = 5.0
 
@@ -46,20 +41,12 @@ class TestnetError(HetpeerError):
 
 
 def arguments(
-    name: str,
-    swarm: Swarm,
-    options: TestnetOptions,
-    directory: Path,
-    listen: str,
-    ticket: str,
-    evaluate: bool,
-    dashboard: bool = False,
+    name: str, swarm: Swarm, options: TestnetOptions, directory: Path, listen: str, ticket: str, evaluate: bool
 ) -> list[str]:
-    """What `hetpeer` is called with for the process `name`; `evaluate`: beside the bootstrap node, an observer does."""
+    """The arguments of `hetpeer` for the process `name`; `evaluate`: an observer beside the bootstrap node does."""
     if name == BOOTSTRAP:
         data = ["--data", str(options.data)] if options.data else []
         more = ["--audit", "--revoke"] if options.audit else ["--evaluate"] if evaluate else ["--no-keep-model"]
-        more += ["--dashboard", "0"] if dashboard else []
         return ["bootstrap", str(directory / "run.toml"), "--listen", listen, *data, *more]
     common = ["--memory", options.memory]
     common += ["--device", "cpu", "--threads", "1", "--precision", "fp32"]  # as in the lab, whatever the CPU is good at
@@ -68,26 +55,23 @@ def arguments(
     return ["replica", ticket, *common]
 
 
-async def spawn(command: Sequence[str], folder: Path, errors: IO[bytes]) -> asyncio.subprocess.Process | ForkedProcess:
-    """Start a process that keeps its things in `folder`, says its events on standard output, and ends with us."""
-    command = [*command, "--dir", str(folder), "--json", "--until-stdin-closes"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    if can_fork(command):
-        return await ForkedProcess.start(command, errors.fileno(), environment)
+def own_options(folder: Path) -> list[str]:
+    """The options by which a process keeps its files in `folder`, prints its events, and ends with this one."""
+    return ["--dir", str(folder), "--json", "--until-stdin-closes"]
+
+
+async def spawn(command: Sequence[str], folder: Path, errors: IO[bytes]) -> asyncio.subprocess.Process:
+    """Start a process with a folder of its own; what it logs goes to `errors`."""
     return await asyncio.create_subprocess_exec(
         *command,
+        *own_options(folder),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=errors,
         limit=LINE_BYTES,
         start_new_session=True,  # the terminal's Ctrl-C is for the testnet, which stops its children
-        env=environment,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
-
-
-def attacker_command(kind: str, ticket: str) -> list[str]:
-    """The command that starts an attacker."""
-    return [sys.executable, "-m", "peer.testnet.attackers.attacker", kind, ticket]
 
 
 def two_free_ports() -> int:
@@ -110,7 +94,7 @@ class Child:
     """One process of the testnet. `fate` is what chaos did to it, `returns` whether it will be started again."""
 
     name: str
-    process: asyncio.subprocess.Process | ForkedProcess
+    process: asyncio.subprocess.Process
     log: Path
     failed: Failed | None = None
     finished: bool = False
@@ -165,14 +149,6 @@ class Child:
         with suppress(ProcessLookupError):
             (os.killpg if to_its_own else os.kill)(self.process.pid, number)
         return True
-
-
-def overhear(attacker: Child, event: Event) -> None:
-    """What an attacker says is no part of the report; it is kept beside its log."""
-    with attacker.log.with_suffix(".jsonl").open("a") as file:
-        file.write(to_line(event) + "\n")
-    if isinstance(event, Joined) or (isinstance(event, Progress) and event.doing.startswith(ATTACK)):
-        attacker.serving.set()
 
 
 async def stop(children: Iterable[Child]) -> None:

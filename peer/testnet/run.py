@@ -6,66 +6,55 @@ import json
 import shutil
 import sys
 import tempfile
-from contextlib import AsyncExitStack, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rich.console import Console
 
 from peer.process import first_error
-from peer.telemetry.damage import damages
 from peer.telemetry.events import RoundDone, from_line
 from peer.telemetry.run_report import COMPLETED, Chaos
-from peer.telemetry.terminal import TestnetScreen, report_tables
-from peer.telemetry.toll import tolls
-from peer.testnet import namespaces
+from peer.telemetry.terminal import TestnetScreen, summary
 from peer.testnet.child import TestnetError
-from peer.testnet.faults import ChaosItem, needs_namespaces
-from peer.testnet.processes import EventLog, Testnet
+from peer.testnet.event_log import EventLog, faults_done
+from peer.testnet.faults import Fault
+from peer.testnet.processes import Testnet
 from peer.testnet.testnet_options import TestnetOptions, to_toml
 from protocol.errors import HetpeerError
 from protocol.net.tasks import first_of
 
 
 async def run_testnet(
-    options: TestnetOptions, faults: tuple[ChaosItem, ...], screen: TestnetScreen, stop: asyncio.Event
+    options: TestnetOptions, faults: Sequence[Fault], screen: TestnetScreen, stop: asyncio.Event
 ) -> None:
     """Run a testnet, write its report, and show the outcome.
 
     Raises:
         TestnetError: a process died, a round is missing, states differ, or the loss did not fall.
-        ResourceError: `faults` need namespaces, and this machine has none for us.
     """
-    async with AsyncExitStack() as stack:
-        network = await stack.enter_async_context(namespaces.opened()) if needs_namespaces(faults) else None
-        directory = options.directory or Path(tempfile.mkdtemp(prefix="hetpeer-testnet-"))
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / "run.toml").write_text(to_toml(options.manifest_tables()))
-        log = EventLog.open(directory / "events.jsonl")
-        stack.callback(log.close)
-        testnet = Testnet(options, directory, screen.report, screen, log, faults, network)
-        await _watch(testnet, screen, stop)
-    report = screen.report
-    if stop.is_set():
-        report.failure = "stopped by hand"
-    if faults:
-        manifest, entries = report.manifest, testnet.log.entries
-        damage = damages(entries, manifest.outer.rounds, manifest.inner.steps)
-        report.chaos = Chaos(damage, testnet.alive, tolls=tolls(entries, testnet.crowds.witnessed))
-        if options.compare and report.failure is None:
-            try:
-                report.chaos.lab_loss = await lab_loss(directory, options.rounds, screen.console, stop)
-            except CompareError as error:
-                report.failure = str(error)
-    report.write(options.report or Path("report.json"))
-    screen.console.print(report_tables(report))
-    if report.verdict() != COMPLETED:
-        raise TestnetError(f"{report.verdict()}\nEverything the processes wrote is in {directory}")
-    if options.directory is None:
-        shutil.rmtree(directory)
+    with prepared_folder(options) as (directory, log):
+        testnet = Testnet(options, directory, screen, log, faults)
+        await run_to_end(testnet, stop)
+    await conclude(testnet, Chaos(faults_done(log.entries), testnet.alive) if faults else None, stop)
 
 
-async def _watch(testnet: Testnet, screen: TestnetScreen, stop: asyncio.Event) -> None:
-    """The run itself; what goes wrong is the report's failure."""
+@contextmanager
+def prepared_folder(options: TestnetOptions) -> Iterator[tuple[Path, EventLog]]:
+    """A testnet's folder, with the run's manifest in it, and the log of its events."""
+    directory = options.directory or Path(tempfile.mkdtemp(prefix="hetpeer-testnet-"))
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "run.toml").write_text(to_toml(options.manifest_tables()))
+    log = EventLog.open(directory / "events.jsonl")
+    try:
+        yield directory, log
+    finally:
+        log.close()
+
+
+async def run_to_end(testnet: Testnet, stop: asyncio.Event) -> None:
+    """Run a testnet to its end; what goes wrong is the failure in its report."""
+    screen = testnet.screen
     screen.start(testnet.swarm.names)
     try:
         await testnet.run(stop)
@@ -73,6 +62,30 @@ async def _watch(testnet: Testnet, screen: TestnetScreen, stop: asyncio.Event) -
         screen.report.failure = str(first_error(group))
     finally:
         screen.stop()
+    if stop.is_set():
+        screen.report.failure = "stopped by hand"
+
+
+async def conclude(testnet: Testnet, chaos: Chaos | None, stop: asyncio.Event) -> None:
+    """Compare a disturbed run with the lab, write the report, and show the outcome.
+
+    Raises:
+        TestnetError: the run was no success.
+    """
+    options, screen = testnet.options, testnet.screen
+    report = screen.report
+    report.chaos = chaos
+    if chaos is not None and options.compare and report.failure is None:
+        try:
+            chaos.lab_loss = await lab_loss(testnet.directory, options.rounds, screen.console, stop)
+        except CompareError as error:
+            report.failure = str(error)
+    report.write(options.report or Path("report.json"))
+    screen.console.print(summary(report))
+    if report.verdict() != COMPLETED:
+        raise TestnetError(f"{report.verdict()}\nEverything the processes wrote is in {testnet.directory}")
+    if options.directory is None:
+        shutil.rmtree(testnet.directory)
 
 
 # The undisturbed run of the same manifest

@@ -1,17 +1,11 @@
-"""Who is in a testnet, how far it is, and whom a target means now. Built from events, pure."""
+"""The processes of a testnet, how far it is, and which of them a target means now. Built from events, pure."""
 
 from dataclasses import dataclass, field
 
 from peer.telemetry.events import Event, GroupBroken, GroupFormed, Joined, RoundDone, StepDone
-from peer.testnet.faults import Moment, Partition, Target
+from peer.testnet.faults import Moment, Target
 
 BOOTSTRAP = "bootstrap"
-ATTACKER = "attacker"
-
-
-def is_hostile(name: str) -> bool:
-    """Whether a process of this name attacks: an attacker, or a crowd's, which has a number behind it."""
-    return name.startswith(ATTACKER)
 
 
 def volunteer(group: int, stage: int) -> str:
@@ -75,18 +69,14 @@ class Swarm:
         """The names of all processes, the bootstrap node first."""
         return [BOOTSTRAP, *self.stages, *self.datacenters]
 
-    def company(self, stage: int) -> list[str]:
-        """The first group without its member of `stage`, by stage."""
-        return [name for name, served in self.stages.items() if served != stage][: len({*self.stages.values()}) - 1]
-
     def processes(self, target: Target) -> list[str]:
         """The names of the processes that `target` means now."""
         match target.kind:
             case "volunteer":
-                members = self._group(target.number)
+                members = self.group(target.number)
                 return [name for name in members if self.stages[name] == target.stage]
             case "group":
-                return self._group(target.number)
+                return self.group(target.number)
             case "datacenter":
                 return [datacenter(target.number)]
             case "bootstrap":
@@ -94,7 +84,7 @@ class Swarm:
             case "all":
                 return self.names
 
-    def _group(self, number: int) -> list[str]:
+    def group(self, number: int) -> list[str]:
         """The group that the `number`-th volunteer of stage 0 is in. Who has not said yet which is its own, is in the
         one it is named after: a group's members are not all heard at once."""
         replica = self.replicas.get(volunteer(number, 0))
@@ -103,12 +93,3 @@ class Swarm:
         named = {volunteer(number, stage) for stage in self.stages.values() if stage not in taken}
         unheard = named - self.replicas.keys()
         return [name for name in self.stages if name in members | unheard]
-
-    def sides(self, partition: Partition) -> tuple[list[str], list[str]]:
-        """The two sides of a partition. Halves are every other replica; the bootstrap node is in the first."""
-        if partition.sides is not None:
-            one, other = ([name for target in side for name in self.processes(target)] for side in partition.sides)
-            return list(dict.fromkeys(one)), [name for name in dict.fromkeys(other) if name not in one]
-        replicas = [self._group(number) for number in range(self.groups)] + [[name] for name in self.datacenters]
-        first = [BOOTSTRAP, *(name for replica in replicas[::2] for name in replica)]
-        return first, [name for name in self.names if name not in first]

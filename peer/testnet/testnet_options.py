@@ -1,4 +1,4 @@
-"""What `hetpeer testnet` was asked for, and the manifest that follows from it."""
+"""The options of `hetpeer testnet`, and the manifest that follows from them."""
 
 import json
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ evaluated for longer than it trains."""
 
 @dataclass(frozen=True, slots=True)
 class TestnetOptions:
-    """What `hetpeer testnet` was asked for. Without `compression`, boundaries are those of a manifest that says nothing
+    """The options of `hetpeer testnet`. Without `compression`, boundaries are those of a manifest that says nothing
     of them. `layers` has a number for each stage; without them, `balance` cuts."""
 
     preset: str
@@ -30,7 +30,6 @@ class TestnetOptions:
     data: Path | None = None
     directory: Path | None = None
     report: Path | None = None
-    chaos: str | None = None
     compare: bool = True
     overlap: bool = False
     step_overlap: int = 0

@@ -16,8 +16,8 @@ import msgpack
 from bootstrap.data.texts.decoders import MAX_TOTAL, DocumentDecoder, plain, pod, r_lines, read_members, sword
 from peer.cli.options import duration
 from peer.lab.experiment import PAPER, cases, load_experiment
-from peer.testnet import chaos
-from peer.testnet.faults import ChaosItem
+from peer.testnet.chaos import NOTATIONS, parse_chaos
+from peer.testnet.faults import Fault
 from protocol.errors import ManifestError, TicketError, UserError
 from protocol.manifest import load_manifest
 from protocol.trust import ticket as tickets
@@ -67,10 +67,10 @@ def read_experiment(path: Path) -> list[str]:
     return [case.name for case in cases(load_experiment(path, PAPER))]
 
 
-def read_chaos(data: bytes) -> tuple[ChaosItem, ...]:
-    found = chaos.parse_chaos(data.decode(errors="replace"))
-    assert chaos.parse_chaos(",".join(map(str, found))) == found
-    return found
+def read_chaos(data: bytes) -> tuple[Fault, ...]:
+    faults = parse_chaos(data.decode(errors="replace"), NOTATIONS)
+    assert parse_chaos(",".join(map(str, faults)), NOTATIONS) == faults
+    return faults
 
 
 def documents(decode: DocumentDecoder, name: str, **more: bytes) -> Callable[[bytes], object]:
@@ -148,7 +148,7 @@ TYPED = (
     Reader(
         "chaos",
         read_chaos,
-        tuple((spec.encode(), chaos.parse_chaos(spec)) for spec in chaos.EXAMPLES.values()),
+        tuple((each.example.encode(), parse_chaos(each.example, NOTATIONS)) for each in NOTATIONS.values()),
         "text",
         (UserError,),
     ),

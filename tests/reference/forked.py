@@ -1,4 +1,4 @@
-"""Processes of `hetpeer` that begin with their modules imported (`peer/testnet/forks.py`), and commands run so. A
+"""Processes of `hetpeer` that begin with their modules imported (`tests/reference/forks.py`), and commands run so. A
 replica takes 1.3 seconds of CPU time until it joins, where `python -m peer.cli replica` takes 5.3.
 """
 
@@ -16,7 +16,7 @@ from functools import cache
 from itertools import count
 from pathlib import Path
 
-from peer.testnet.forks import ask, open_parent
+from tests.reference.forks import ask, open_parent
 
 SECONDS = 480
 """For whatever a test waits for: ample on a busy machine."""
@@ -86,19 +86,26 @@ class Forked:
 
 
 def hetpeer(*arguments: str, folder: Path | None = None, timeout: float = SECONDS) -> subprocess.CompletedProcess[str]:
-    """Run a command that needs no input to its end."""
+    """Run a command of hetpeer that needs no input to its end."""
+    return run("peer.cli", *arguments, folder=folder, timeout=timeout)
+
+
+def run(
+    module: str, *arguments: str, folder: Path | None = None, timeout: float = SECONDS
+) -> subprocess.CompletedProcess[str]:
+    """Run `python -m module` that needs no input to its end."""
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors, open(os.devnull) as nothing:
         parent = _parent(next(_numbers) % PARENTS)
         streams = [each.fileno() for each in (nothing, output, errors)]
-        with ask(parent, [*HETPEER, *arguments], streams, dict(os.environ), folder=folder) as news:
+        with ask(parent, [sys.executable, "-m", module, *arguments], streams, dict(os.environ), folder=folder) as news:
             process = int(news.recv(64))
             if not select.select([news], [], [], timeout)[0]:
                 os.kill(process, signal.SIGKILL)
-                raise subprocess.TimeoutExpired("hetpeer", timeout)
+                raise subprocess.TimeoutExpired(module, timeout)
             code = int(news.recv(64))
         output.seek(0)
         errors.seek(0)
-        return subprocess.CompletedProcess(["hetpeer", *arguments], code, output.read(), errors.read())
+        return subprocess.CompletedProcess([module, *arguments], code, output.read(), errors.read())
 
 
 @cache

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from peer.telemetry.events import Event, Serving, from_line
-from peer.testnet.forks import can_fork
 from protocol.trust.ticket import Ticket, parse_ticket
-from tests.reference.forked import HETPEER, SECONDS, Forked, hetpeer
+from tests.reference.forked import HETPEER, SECONDS, Forked, hetpeer, run
+from tests.reference.forks import can_fork
 
 TEXT = "\n\n".join(
     f"{number} volunteers walked to the {place} of the village, and {number + 1} of them came back {how}."
@@ -174,15 +174,23 @@ class Outcome:
 
 
 def swarm_arguments(directory: Path, *arguments: str) -> list[str]:
-    """What `hetpeer` is given for a testnet of the smallest model in `directory` on `TEXT`, its `village.txt`."""
+    """The options of a testnet of the smallest model in `directory` on `TEXT`, its `village.txt`."""
     (directory / "village.txt").write_text(TEXT)
     where = ["--dir", str(directory / "net"), "--report", str(directory / "report.json")]
-    return ["testnet", *where, "--data", str(directory / "village.txt"), "--preset", "pico", *arguments]
+    return [*where, "--data", str(directory / "village.txt"), "--preset", "pico", *arguments]
 
 
 def completed_swarm(directory: Path, *arguments: str) -> Outcome:
     """A testnet that ran to its end, and was a success."""
-    done = hetpeer(*swarm_arguments(directory, *arguments))
+    return _outcome(directory, hetpeer("testnet", *swarm_arguments(directory, *arguments)))
+
+
+def attacked_swarm(directory: Path, *arguments: str) -> Outcome:
+    """The same in the harness, whose processes begin quickly, and which has more faults (`tests/chaos/`)."""
+    return _outcome(directory, run("tests.chaos", *swarm_arguments(directory, *arguments)))
+
+
+def _outcome(directory: Path, done: subprocess.CompletedProcess[str]) -> Outcome:
     assert done.returncode == 0, done.stdout + done.stderr
     log = [json.loads(line) for line in (directory / "net" / "events.jsonl").read_text().splitlines()]
     return Outcome(json.loads((directory / "report.json").read_text()), log, done.stdout)

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 
-from peer.testnet.forks import ask, parent
+from tests.reference.forks import ask, parent
 
 
 def main() -> None:

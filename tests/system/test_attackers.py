@@ -7,8 +7,8 @@ from typing import get_args
 
 import pytest
 
-from peer.testnet.faults import AttackKind, CrowdKind
-from tests.reference.processes import Outcome, completed_swarm
+from tests.chaos.faults import AttackKind, CrowdKind
+from tests.reference.processes import Outcome, attacked_swarm
 
 SHAPE = ["--groups", "2", "--rounds", "6", "--inner-steps", "6", "--no-compare"]
 
@@ -24,7 +24,7 @@ does to a real run is measured apart."""
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> float:
     """The final loss of the same swarm without an attacker."""
-    outcome = completed_swarm(tmp_path_factory.mktemp("undisturbed"), *SHAPE)
+    outcome = attacked_swarm(tmp_path_factory.mktemp("undisturbed"), *SHAPE)
     loss: float = outcome.report["rounds"][-1]["loss"]
     return loss
 
@@ -44,7 +44,7 @@ KINDS = [kind for kind in get_args(AttackKind) if kind not in WITHIN_THE_RULES a
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_with_an_attacker_ends_as_one_without(kind: str, undisturbed: float, tmp_path: Path):
-    outcome = completed_swarm(tmp_path, *SHAPE, "--chaos", f"attacker:{kind}")
+    outcome = attacked_swarm(tmp_path, *SHAPE, "--chaos", f"attacker:{kind}")
     said = attacker_said(tmp_path)
     (attacker,) = {each["peer_id"] for each in said if each["event"] == "Joined"}
     assert any(each.get("doing", "").startswith("attack: ") for each in said)
@@ -63,7 +63,7 @@ MOST_GROWTH = 256.0
 @pytest.mark.parametrize("crowd", CROWDS)
 def test_a_run_with_a_crowd_of_attackers_ends_as_one_without(crowd: str, undisturbed: float, tmp_path: Path):
     """Judged by what is counted: what it costs in time, `benchmarks/attacks.py` measures on a machine left alone."""
-    outcome = completed_swarm(tmp_path, *SHAPE, "--chaos", f"crowd:{crowd}@round=2+15s")
+    outcome = attacked_swarm(tmp_path, *SHAPE, "--chaos", f"crowd:{crowd}@round=2+15s")
     (toll,) = outcome.report["chaos"]["crowds"]
     assert toll["told"]["outcomes"]
     assert outcome.report["chaos"]["digests_equal"]

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from peer.telemetry.events import GroupBroken, GroupFormed, Joined, Progress, Reached, RoundDone, Serving, StepDone
-from peer.testnet import namespaces
-from peer.testnet.namespaces import Namespaces
 from protocol.trust.ticket import parse_ticket
+from tests.chaos import namespaces
+from tests.chaos.namespaces import Namespaces
 from tests.reference.processes import RUN, TEXT, Peer
 
 needs_namespaces = pytest.mark.skipif(namespaces.missing() is not None, reason=f"needs {namespaces.missing()}")

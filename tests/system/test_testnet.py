@@ -80,7 +80,7 @@ class Watched:
 
     def __init__(self, directory: Path, *more: str) -> None:
         arguments = ["--groups", "1", "--stages", "2", "--rounds", "500", "--inner-steps", "4", *more]
-        command = [*HETPEER, *swarm_arguments(directory, *arguments)]
+        command = [*HETPEER, "testnet", *swarm_arguments(directory, *arguments)]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.said = ""
 

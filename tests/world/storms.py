@@ -1,5 +1,5 @@
-"""Storms: faults that come one after another as `hetpeer testnet --chaos random:…` draws them, most of them in the last
-two rounds and just after the end.
+"""Storms: faults that come one after another, as those of `python -m tests.chaos --chaos random:…`, most of them in the
+last two rounds and just after the end.
 
 The network falls in two between whole replicas, so that both halves can finish the run alone, each with contributions
 that the other has not; who is killed comes back to the half where it is.

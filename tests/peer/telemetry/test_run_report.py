@@ -4,10 +4,9 @@ import json
 
 import pytest
 
-from peer.telemetry.damage import Damage
 from peer.telemetry.decisions import Audited, Suspected
 from peer.telemetry.events import Evaluated, Finished, Joined, RoundDone
-from peer.telemetry.run_report import LIMIT_NATS, Chaos, Report
+from peer.telemetry.run_report import LIMIT_NATS, Chaos, FaultDone, Report
 from tests.reference.small_manifest import small_manifest
 
 MANIFEST = small_manifest(outer={"rounds": 2})
@@ -110,13 +109,12 @@ def test_an_audit_is_in_the_result_where_there_was_one():
 
 # After chaos
 
-DAMAGE = Damage("kill:stage=0@round=1", ["killed volunteer"], 12.0, (1, 3), 2.5, 1, 4, (12.0, 14.5))
-LATER = Damage("kill:stage=0@round=2", ["killed volunteer"], 20.0, (2, 3), 1.5, 1, 0, (20.0, 21.5))
+KILLED = FaultDone("kill:stage=0@round=1", ["killed volunteer"], 12.0, (1, 3))
 
 
 def disturbed(alive: tuple[str, ...] = ("volunteer", "datacenter"), lab: float | None = 4.0) -> Report:
     made = report()
-    made.chaos = Chaos([DAMAGE, LATER], frozenset(alive), lab)
+    made.chaos = Chaos([KILLED], frozenset(alive), lab)
     return made
 
 
@@ -189,19 +187,14 @@ def test_the_last_round_must_be_evaluated():
     assert made.verdict() == "round 2 was not evaluated"
 
 
-def test_the_result_has_every_fault_and_the_sums():
+def test_the_result_has_every_fault_and_what_became_of_the_run():
     chaos = disturbed().result()["chaos"]
     assert chaos["faults"][0] == {
         "fault": "kill:stage=0@round=1",
         "actions": ["killed volunteer"],
         "seconds": 12.0,
         "place": (1, 3),
-        "seconds_lost": 2.5,
-        "steps_lost": 1,
-        "steps_missed": 4,
-        "stood_still": (12.0, 14.5),
     }
-    assert (chaos["seconds_lost"], chaos["steps_lost"], chaos["steps_missed"]) == (4.0, 2, 4)
     assert (chaos["rounds_completed"], chaos["rounds_asked"]) == (2, 2)
     assert chaos["alive"] == ["datacenter", "volunteer"]
     assert (chaos["final_loss"], chaos["lab_loss"], chaos["difference"], chaos["limit"]) == (4.0, 4.0, 0.0, LIMIT_NATS)

@@ -16,13 +16,14 @@ import uvloop
 from rich.console import Console
 
 from peer.process import first_error
-from peer.telemetry.damage import Timed
 from peer.telemetry.events import Event, Injected, Progress, StepDone
 from peer.telemetry.run_report import Report
 from peer.telemetry.terminal import TestnetScreen
-from peer.testnet import chaos, child, processes
+from peer.testnet import child, processes
+from peer.testnet.chaos import NOTATIONS, parse_chaos
 from peer.testnet.child import Child, TestnetError
-from peer.testnet.processes import EventLog, Testnet
+from peer.testnet.event_log import EventLog, Timed
+from peer.testnet.processes import Testnet
 from peer.testnet.testnet_options import TestnetOptions, check_manifest, to_toml
 from protocol import manifest as manifests
 
@@ -234,7 +235,8 @@ def testnet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ou
         screen = Watched(report, Console(file=io.StringIO()), stop_at=stop_at)
         command = (sys.executable, "-S", str(tmp_path / "child.py"), json.dumps(fates))
         log = EventLog.open(tmp_path / "events.jsonl")
-        net = Testnet(OPTIONS, tmp_path, report, screen, log, chaos.parse_chaos(spec) if spec else (), command=command)
+        faults = parse_chaos(spec, NOTATIONS) if spec else ()
+        net = Testnet(OPTIONS, tmp_path, screen, log, faults, command=command)
         screen.start(net.swarm.names)
         error = None
         try:

@@ -1,10 +1,9 @@
-"""Whom a target means, from invented events."""
+"""The processes that a target means, from invented events."""
 
 import pytest
 
 from peer.telemetry.events import GroupBroken, GroupFormed, Joined, RoundDone, StepDone
-from peer.testnet.chaos import parse_chaos
-from peer.testnet.faults import Moment, Partition, Target
+from peer.testnet.faults import Moment, Target
 from peer.testnet.swarm import Swarm
 
 
@@ -71,27 +70,6 @@ def test_newcomers_get_names_that_nobody_has():
         "volunteer 4, stage 1",
         "datacenter 2",
     ]
-
-
-@pytest.mark.parametrize("crossed", [False, True])
-@pytest.mark.parametrize("spec", ["partition:half@rounds=1", "partition:group=0|group=1+datacenter=0@rounds=1"])
-def test_no_group_is_cut_in_two(spec: str, crossed: bool):
-    made = formed(crossed)
-    (partition,) = parse_chaos(spec)
-    assert isinstance(partition, Partition)
-    one, other = made.sides(partition)
-    assert not set(one) & set(other)
-    for number in (0, 1):
-        group = set(made.processes(Target("group", number)))
-        assert group <= set(one) or group <= set(other)
-
-
-def test_halves_are_everybody():
-    (partition,) = parse_chaos("partition:half@rounds=1")
-    assert isinstance(partition, Partition)
-    one, other = swarm().sides(partition)
-    assert one == ["bootstrap", "volunteer 1, stage 0", "volunteer 1, stage 1", "datacenter 1"]
-    assert other == ["volunteer 2, stage 0", "volunteer 2, stage 1"]
 
 
 def test_a_moment_is_reached_when_its_step_is_done_by_the_first():

@@ -1,9 +1,9 @@
 """What crowds cost, from invented logs: two honest processes that each do a step a second until the attack begins."""
 
-from peer.telemetry.damage import Timed
 from peer.telemetry.decisions import Avoided
 from peer.telemetry.events import Event, Finished, Injected, StepDone
-from peer.telemetry.toll import Held, Memory, Met, Shunned, Toll, Witnessed, tolls
+from peer.testnet.event_log import Timed
+from tests.chaos.toll import Held, Memory, Met, Shunned, Toll, Witnessed, tolls
 
 BEGAN, ENDED, OVER = 10.0, 20.0, 40.0
 HONEST = ("A", "B")

@@ -1,6 +1,6 @@
-"""An attacking peer, for `hetpeer testnet --chaos attacker:KIND`: the ordinary daemon with one thing replaced.
+"""An attacking peer, for `python -m tests.chaos --chaos attacker:KIND`: the ordinary daemon with one thing replaced.
 
-    python -m peer.testnet.attackers.attacker KIND TICKET --dir FOLDER
+    python -m tests.chaos.attackers.attacker KIND TICKET --dir FOLDER
 
 It is a peer of the run like all others, admitted and certified. Each attack replaces one thing of the daemon, in this
 process alone. Whoever attacks says so, as `Progress`: a run that nobody attacked shows nothing.
@@ -30,8 +30,6 @@ from peer.swarm.group import inner_step
 from peer.swarm.group.inner_step import PipelineStage
 from peer.swarm.node import Node
 from peer.telemetry.events import Progress
-from peer.testnet.child import ATTACK
-from peer.testnet.faults import CONTRIBUTING
 from protocol.codec.bitstream import Int32Array
 from protocol.codec.contribution import SparseTensor, compose, contribution_digest, decode
 from protocol.codec.frames import BackwardFrame, FramePosition, FrameRules
@@ -48,7 +46,9 @@ from protocol.schemas import pipeline_pb2 as pipeline
 from protocol.schemas import reconciliation_pb2 as pb
 from protocol.trust.proofs import sign_contribution
 from protocol.trust.records import PeerRecord
-from protocol.trust.ticket import find_ticket
+from protocol.trust.ticket import find
+from tests.chaos.attackers import ATTACK
+from tests.chaos.faults import CONTRIBUTING
 
 Publish = Callable[[Reconciler, Part, int, bytes], Coroutine[Any, Any, None]]
 

@@ -1,6 +1,6 @@
-"""A crowd of hostile names in one process, for `hetpeer testnet --chaos crowd:KIND*N@WHEN+Ns`.
+"""A crowd of hostile names in one process, for `python -m tests.chaos --chaos crowd:KIND*N@WHEN+Ns`.
 
-    python -m peer.testnet.attackers.hostile_process KIND N SECONDS TICKET TARGETS --dir FOLDER
+    python -m tests.chaos.attackers.hostile_process KIND N SECONDS TICKET TARGETS --dir FOLDER
 
 Each name is admitted at the door like everybody else, and from then on does one thing, in bounded loops, for so many
 seconds; then the process ends. `TARGETS` is a file of JSON with the honest peers. What became of the calls is in
@@ -21,9 +21,6 @@ from typing import Any, Literal, get_args
 from peer.network import admission
 from peer.process import Terminal, exit_code_of, print_json, run_command
 from peer.telemetry.events import Joined, Progress
-from peer.testnet.attackers import name_attacks, stranger_attacks
-from peer.testnet.attackers.hostile_name import CallPace, Name
-from peer.testnet.faults import CrowdKind
 from protocol.errors import HetpeerError, RefusedError
 from protocol.files import write_atomically
 from protocol.identity import Endpoint, ReplicaId
@@ -35,7 +32,10 @@ from protocol.trust import certificates, membership_card
 from protocol.trust.keys import load_or_create
 from protocol.trust.membership_card import Authority, Card, Role, Signer
 from protocol.trust.records import PeerRecord, Register
-from protocol.trust.ticket import Ticket, find_ticket
+from protocol.trust.ticket import Ticket, find
+from tests.chaos.attackers import ATTACK, name_attacks, stranger_attacks
+from tests.chaos.attackers.hostile_name import CallPace, Name
+from tests.chaos.faults import CrowdKind
 
 Attack = Callable[[Name], Coroutine[Any, Any, None]]
 Kinds = tuple[CrowdKind, ...]
@@ -171,7 +171,7 @@ class CrowdProcess:
     async def tell(self) -> None:
         """Say now and then how it goes, and write it down: a busy process may be killed before it ends in order."""
         while True:
-            print_json(Progress(f"attack: {len(self.names)} names; {json.dumps(self.outcomes())}"))
+            print_json(Progress(f"{ATTACK}{len(self.names)} names; {json.dumps(self.outcomes())}"))
             self.write_outcomes()
             await asyncio.sleep(TOLD_SECONDS)
 

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,13 +11,14 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from peer.telemetry.events import Event, Joined
+from peer.telemetry.events import Event, Joined, Progress, to_line
 from peer.telemetry.run_report import Report
-from peer.telemetry.toll import Held, Met, Witnessed
-from peer.testnet.child import Child, TestnetError, overhear, stop
-from peer.testnet.faults import Crowd
-from peer.testnet.swarm import ATTACKER
+from peer.testnet.child import Child, TestnetError, stop
+from peer.testnet.processes import OnEvent
 from protocol.wording import size
+from tests.chaos.attackers import ATTACK, ATTACKER
+from tests.chaos.faults import Crowd
+from tests.chaos.toll import Held, Met, Witnessed
 
 SAMPLE_SECONDS = 1.0
 
@@ -28,10 +29,10 @@ to go on using it."""
 
 @dataclass(slots=True)
 class Crowds:
-    """`start` starts a process of the testnet by its name and command, `now` is the testnet's clock, and a crowd is
-    `expected` or not."""
+    """The crowds of a run. `start` starts a process by its name and command, and passes its events on; `now` is the
+    testnet's clock; a crowd is `expected` or not."""
 
-    start: Callable[[str, Sequence[str]], Awaitable[Child]]
+    start: Callable[[str, Sequence[str], OnEvent], Awaitable[Child]]
     directory: Path
     report: Report
     now: Callable[[], float]
@@ -61,7 +62,8 @@ class Crowds:
         peers = [[each.peer_id, each.address] for each in self.report.joined.values()]
         targets.write_text(json.dumps({"peers": peers, "dashboard": urlsplit(self.dashboard).netloc}))
         asked = [crowd.kind, str(crowd.names), str(crowd.seconds), self.ticket(), str(targets)]
-        child = await self.start(folder.name, [sys.executable, "-m", "peer.testnet.attackers.hostile_process", *asked])
+        command = [sys.executable, "-m", "tests.chaos.attackers.hostile_process", *asked]
+        child = await self.start(folder.name, command, self.handle)
         try:
             if not await child.wait_until_serving():
                 raise TestnetError(child.obituary())
@@ -73,14 +75,14 @@ class Crowds:
                 with suppress(OSError, ValueError):
                     self.told[number] = json.loads((folder / "outcomes.json").read_text())
 
-    def overhear(self, hostile: Child, event: Event) -> None:
-        """Take up what an attacker or a crowd's process says."""
-        overhear(hostile, event)
-        number = hostile.name.removeprefix(f"{ATTACKER}-")
-        if isinstance(event, Joined) and number.isdecimal():
-            self.met.append(Met(int(number), self.now(), event.peer_id, event.role))
+    def handle(self, hostile: Child, event: Event) -> None:
+        """Follow an event of a crowd's process."""
+        keep_event(hostile, event)
+        if isinstance(event, Joined):
+            number = int(hostile.name.removeprefix(f"{ATTACKER}-"))
+            self.met.append(Met(number, self.now(), event.peer_id, event.role))
 
-    async def measure(self, honest: Callable[[], Iterable[Child]]) -> None:
+    async def measure(self, honest: Callable[[], Mapping[str, Child]]) -> None:
         """Follow the memory of the honest, for as long as the run lasts.
 
         Raises:
@@ -89,7 +91,7 @@ class Crowds:
         first: dict[str, int] = {}
         while self.expected:
             growth = 0
-            for child in honest():
+            for child in honest().values():
                 own, children = _resident(child.process.pid)
                 if not own:
                     continue  # it has ended
@@ -99,6 +101,14 @@ class Crowds:
             if self.met and growth > MOST_GROWTH:
                 raise TestnetError(f"the honest processes have grown by {size(growth)}: the attack has won")
             await asyncio.sleep(SAMPLE_SECONDS)
+
+
+def keep_event(hostile: Child, event: Event) -> None:
+    """Keep an event of a hostile process beside its log: it is no part of the report. Note when the attack begins."""
+    with hostile.log.with_suffix(".jsonl").open("a") as file:
+        file.write(to_line(event) + "\n")
+    if isinstance(event, Joined) or (isinstance(event, Progress) and event.doing.startswith(ATTACK)):
+        hostile.serving.set()
 
 
 def _resident(pid: int) -> tuple[int, int]:

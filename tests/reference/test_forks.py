@@ -13,9 +13,10 @@ from typing import Any
 import psutil
 import pytest
 
-from peer.testnet import forks, namespaces
-from peer.testnet.forks import ForkedProcess, can_fork
 from protocol.errors import LostMemberError
+from tests.chaos import namespaces
+from tests.reference import forks
+from tests.reference.forks import ForkedProcess, can_fork
 from tests.reference.own_loop import run
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks are for Linux")

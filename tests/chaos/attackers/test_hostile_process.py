@@ -11,10 +11,6 @@ import grpc
 import pytest
 
 from peer.optim.bounds import check_magnitudes
-from peer.testnet.attackers import name_attacks, stranger_attacks
-from peer.testnet.attackers.hostile_name import Name, as_bytes
-from peer.testnet.attackers.hostile_process import NAMELESS, attack_of, shared_out
-from peer.testnet.faults import CrowdKind
 from protocol.clock import unix_time
 from protocol.codec.contribution import decode
 from protocol.errors import FormatError
@@ -26,7 +22,11 @@ from protocol.schemas import reconciliation_pb2 as pb
 from protocol.trust.keys import load_or_create
 from protocol.trust.membership_card import Authority, Card, Role, Signer, issue
 from protocol.trust.proofs import read_entry
-from protocol.trust.records import PeerRecord, Register, expiration, read_statement, sign_record
+from protocol.trust.records import PeerRecord, Register, expiration, read_statement, sign
+from tests.chaos.attackers import name_attacks, stranger_attacks
+from tests.chaos.attackers.hostile_name import Name, as_bytes
+from tests.chaos.attackers.hostile_process import NAMELESS, attack_of, shared_out
+from tests.chaos.faults import CrowdKind
 from tests.reference.admitted import certified
 from tests.reference.loopback_peers import RUN, Village, village
 from tests.reference.small_manifest import small_manifest

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from peer.telemetry.damage import Timed
 from peer.telemetry.decisions import Avoided
 from peer.telemetry.events import Finished, Injected, StepDone
+from peer.testnet.event_log import Timed
 
 LEAST_SECONDS = 3.0
 """Over less than so long, steps a second say nothing."""

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from peer.testnet import namespaces
-from peer.testnet.namespaces import Namespaces, opened
 from protocol.errors import ResourceError
+from tests.chaos import namespaces
+from tests.chaos.namespaces import Namespaces, opened
 
 needs_them = pytest.mark.skipif(namespaces.missing() is not None, reason=f"needs {namespaces.missing()}")
 

@@ -24,10 +24,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 from peer.process import LINE_BYTES
+from peer.testnet import child
 from protocol.errors import LostMemberError
+
+ROOT = Path(__file__).parents[2]
 
 COMMAND = "peer.cli.__main__"
 """Forks run it as their main module; its imports alone are of use to them."""
@@ -93,9 +96,10 @@ def open_parent() -> tuple[socket.socket, subprocess.Popen[bytes]]:
     """Begin a parent of forks, which ends when its connection is closed."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
-        command = [sys.executable, "-m", "peer.testnet.forks", str(theirs.fileno())]
+        command = [sys.executable, "-m", "tests.reference.forks", str(theirs.fileno())]
         process = subprocess.Popen(
             command,
+            cwd=ROOT,  # where `tests` is found
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
             start_new_session=True,  # the terminal's Ctrl-C is for the testnet
@@ -167,6 +171,17 @@ class ForkedProcess:
     async def wait(self) -> int:
         """Wait for its end; the exit code, below zero for a signal."""
         return await asyncio.shield(self.ended)
+
+
+async def spawn(
+    command: Sequence[str], folder: Path, errors: IO[bytes]
+) -> "asyncio.subprocess.Process | ForkedProcess":
+    """Start a process as a testnet does, as a fork if it can be one."""
+    if not can_fork(command):
+        return await child.spawn(command, folder, errors)
+    return await ForkedProcess.start(
+        [*command, *child.own_options(folder)], errors.fileno(), os.environ | {"OMP_NUM_THREADS": "1"}
+    )
 
 
 # The parent
@@ -294,6 +309,6 @@ def main(first: socket.socket) -> None:
 
 
 if __name__ == "__main__":
-    from peer.testnet import forks  # not this module under its other name: forks ask `_own_parent`
+    from tests.reference import forks  # not this module under its other name: forks ask `_own_parent`
 
     forks.main(socket.socket(fileno=int(sys.argv[1])))

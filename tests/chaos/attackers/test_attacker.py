@@ -9,13 +9,13 @@ import pytest
 
 from peer.network.gossip import Reconciler
 from peer.optim.bounds import check_magnitudes, largest_value
-from peer.testnet.attackers import attacker
-from peer.testnet.faults import CONTRIBUTING, AttackKind
 from protocol.codec.contribution import Contribution, decode
 from protocol.errors import FormatError
 from protocol.identity import EMBEDDING, Part
 from protocol.layout import EMBEDDING_TENSOR, part_layout
 from protocol.trust.records import PeerRecord
+from tests.chaos.attackers import attacker
+from tests.chaos.faults import CONTRIBUTING, AttackKind
 from tests.reference.loopback_peers import LoopbackPeer, Village, village
 from tests.reference.small_manifest import small_manifest
 

@@ -6,13 +6,13 @@ import os
 from collections.abc import AsyncIterator
 from itertools import count
 
-from peer.testnet.attackers.hostile_name import Name, key_of
-from protocol.codec.contribution import Contribution, SparseTensor, compose, contribution_digest, decode, max_bytes
+from protocol.codec.contribution import Contribution, SparseTensor, compose, decode, digest, max_bytes
 from protocol.errors import FormatError
 from protocol.identity import ContributionName, Part
 from protocol.layout import model_layout
 from protocol.schemas import reconciliation_pb2 as pb
 from protocol.trust.proofs import read_entry, sign_contribution
+from tests.chaos.attackers.hostile_name import Name, key_of
 
 LAST = 2**31 - 1
 """The last round that a record can name."""

@@ -2,8 +2,9 @@
 
 import pytest
 
-from peer.telemetry.damage import Damage, Timed, damages, seconds_lost
 from peer.telemetry.events import Event, GroupBroken, GroupFormed, Injected, Joined, RoundDone, StepDone
+from peer.testnet.event_log import Timed
+from tests.chaos.damage import Damage, damages, seconds_lost
 
 STEPS = 4
 GROUP = ("A", "B")

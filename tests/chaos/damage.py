@@ -25,30 +25,18 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-from peer.telemetry.events import Event, GroupBroken, GroupFormed, Injected, Joined, RoundDone, StepDone
+from peer.telemetry.events import GroupBroken, GroupFormed, Injected, Joined, RoundDone, StepDone
+from peer.telemetry.run_report import FaultDone
+from peer.testnet.event_log import Timed, faults_done
 
 KINDS = ("step", "end", "start")
 """Of advances: a step within a round, a round's end, and the first step after it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
-    """What a process said, and when, in seconds since the testnet's start."""
+class Damage(FaultDone):
+    """The cost of one fault. `stood_still` is between which times its seconds were lost."""
 
-    seconds: float
-    process: str
-    event: Event
-
-
-@dataclass(frozen=True, slots=True)
-class Damage:
-    """What one fault was and cost. `place` is the round and inner step (from 1) that the swarm had reached; `actions`
-    are in words. `seconds` None: it was never done. `stood_still` is between which times its seconds were lost."""
-
-    fault: str
-    actions: list[str]
-    seconds: float | None
-    place: tuple[int, int]
     seconds_lost: float
     steps_lost: int
     steps_missed: int
@@ -91,32 +79,25 @@ class FaultSpan:
 
 
 def damages(log: Sequence[Timed], rounds: int, steps: int) -> list[Damage]:
-    """What every fault in the log cost, in the order of their numbers; the run asked for `rounds` of `steps`."""
-    told: dict[int, list[tuple[float, Injected]]] = defaultdict(list)
+    """The cost of every fault in the log, in the order of their numbers; the run asked for `rounds` of `steps`."""
+    injected: dict[int, list[tuple[float, Injected]]] = defaultdict(list)
     for entry in log:
         if isinstance(entry.event, Injected):
-            told[entry.event.number].append((entry.seconds, entry.event))
+            injected[entry.event.number].append((entry.seconds, entry.event))
     spans: dict[int, FaultSpan] = {}
-    for number, entries in told.items():
+    for number, entries in injected.items():
         if begun := [(seconds, event) for seconds, event in entries if event.begins]:
             start, event = begun[0]
             spans[number] = FaultSpan(start, entries[-1][0], _replicas_hit(log, start, set(event.processes)))
     done = list(spans.values())
     found = []
-    for number, entries in sorted(told.items()):
+    for number, fault in zip(sorted(injected), faults_done(log), strict=True):
         span = spans.get(number)
-        until = span.start if span else entries[0][0]
-        reached = [
-            (e.event.round, e.event.step + 1) for e in log if e.seconds <= until and isinstance(e.event, StepDone)
-        ]
         costs = [_cost(log, members, span, done, rounds, steps) for members in span.replicas] if span else []
         worst = max(costs, key=lambda cost: cost[0], default=NOTHING)
         found.append(
             Damage(
-                fault=entries[0][1].fault,
-                actions=[_words(event) for _, event in entries],
-                seconds=span.start if span else None,
-                place=max(reached, default=(0, 0)),
+                *(fault.fault, fault.actions, fault.seconds, fault.place),
                 seconds_lost=round(worst[0], 3),
                 steps_lost=sum(lost for _, _, lost, _ in costs),
                 steps_missed=sum(missed for *_, missed in costs),
@@ -124,15 +105,6 @@ def damages(log: Sequence[Timed], rounds: int, steps: int) -> list[Damage]:
             )
         )
     return found
-
-
-def _words(event: Injected) -> str:
-    """The action of a fault in words. Whom an end is of is known from the beginning."""
-    if event.begins:
-        return f"{event.action} {event.reason or '; '.join(event.processes)}"
-    return (
-        f"{event.action} {'; '.join(event.processes)}".rstrip() + f": {event.reason}" if event.reason else event.action
-    )
 
 
 def _replicas_hit(log: Sequence[Timed], seconds: float, hit: set[str]) -> list[frozenset[str]]:

@@ -1,1 +1,0 @@
-"""Attackers of a testnet, for `--chaos`: daemons with one thing replaced, and crowds of hostile names."""
