@@ -1,17 +1,10 @@
-"""Whether a stage's payload can be judged by who computes it again from θ, though the stage has taken steps since.
+"""Whether a stage's payloads of a round's first step can be judged by who computes them again from θ.
 
-Who holds the whole model, an observer, has θ of the round, and not the weights that a stage has by now. So what it
-computes of a microbatch is not what the stage sends. How *like* are they (the cosine of some of their numbers)? A lab
-trains four groups of four stages on real text. In some rounds each payload of one group, in both directions, is
-computed again from θ, and judged as stages judge (`peer/swarm/group/likenesses.py`): by the others of its step. Told
-are how many of the true ones would be taken for false, how near the least of them came to that, and which share of
-payloads that are made up, as many numbers at random, would be found.
-
-`accused` should be 0 where payloads are judged: activations always, gradients with Muon alone.
-
-In a round's first step the weights are θ's, so payloads differ by number formats alone. There the same stages compute
-in bf16, too (`bf16`), and what these send with noise of a tenth of its norm is compared as well (`wrong_by_a_tenth`):
-the limit has to be between the two (`likenesses.EXACT`).
+Who holds the whole model, an observer, has θ of the round. In the first step the stages' weights are θ's, so payloads
+differ by number formats alone. How *like* are they then (the cosine of some of their numbers)? A lab trains four groups
+of four stages on real text. In some rounds the first step of one group is computed again in bf16 (`bf16`), and what
+these stages send is also compared with noise of a tenth of its norm (`wrong_by_a_tenth`): the limit has to be between
+the two (`likenesses.EXACT`).
 """
 
 import argparse
@@ -37,7 +30,6 @@ from peer.lab.reference_run import Lab
 from peer.lab.replicas import Bench, LabReplica
 from peer.model.first_weights import read_basis
 from peer.model.subspace import Boundary
-from peer.swarm.group import likenesses
 from peer.telemetry.events import Listener
 from protocol.codec.spot_check import likeness
 from protocol.identity import Part
@@ -57,7 +49,7 @@ RATES = {"muon": 8e-3, "adamw": 1e-3}
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One round of one run, and one direction of frames, over all steps, boundaries and microbatches."""
+    """One round of one run, and one direction of frames, over all boundaries and microbatches of its first step."""
 
     optimizer: str
     seed: int
@@ -67,16 +59,6 @@ class Row:
     """The least likeness of payloads of the first step whose stages compute in bf16."""
     wrong_by_a_tenth: float
     """The largest of the same with noise."""
-    last_step: float
-    """The least likeness of true payloads in the round's last step."""
-    judged: int
-    """True payloads that are judged: the others of their step are like enough."""
-    least_share: float
-    """The least likeness of these, as a share of the others'; 0: none is judged."""
-    accused: int
-    """How many of these are taken for false, where another stage doubts them."""
-    found: float
-    """The share of made-up payloads that are found, one at a time in the place of a true one."""
 
 
 @dataclass(slots=True, eq=False)
@@ -124,60 +106,33 @@ def sent_by(whole: WholeReplica, batch_SM: Tensor) -> Payloads:
     return sent
 
 
-Likenesses = dict[int, float]
-"""Cosines by the number of the microbatch in the round."""
-
-
 @dataclass(slots=True)
 class Watch:
-    """Looks at the first group of a lab in some rounds."""
+    """Looks at the first step of a lab's first group in some rounds."""
 
     again: WholeReplica
     coarse: WholeReplica
     """The same in bf16."""
     rounds: set[int]
     round: int = 0
-    """Of the inner loop in hand, where it is looked at; 0: it is not."""
-    step: int = 0
-    true: dict[tuple[int, str, int], Likenesses] = field(default_factory=dict)
-    """By round, direction and boundary."""
-    made_up: dict[tuple[int, str, int], Likenesses] = field(default_factory=dict)
-    """Of numbers at random in the places of true payloads."""
+    """The round whose first step comes, if it is looked at; else 0."""
     bf16: dict[tuple[int, str], list[float]] = field(default_factory=dict)
-    """By round and direction, of the first step in bf16."""
+    """Likenesses by round and direction."""
     wrong: dict[tuple[int, str], list[float]] = field(default_factory=dict)
     """The same with noise of a tenth."""
     numbers: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(1))
 
     def begin(self, replica: LabReplica, round: int, grids: Mapping[Part, GridView]) -> None:
         """An inner loop begins: who computes again takes θ."""
-        self.round, self.step = round if replica.slot == 0 and round in self.rounds else 0, 0
+        self.round = round if replica.slot == 0 and round in self.rounds else 0
         if self.round:
             self.again.load(grids)
             self.coarse.load(grids)
 
-    def look(self, sent: Payloads, batch_SM: Tensor) -> None:
-        """One inner step's payloads, which are computed again."""
-        expected = sent_by(self.again, batch_SM)
-        for stage in self.again.stages:
-            stage.abandon()
-        n = self.again.manifest.inner.microbatches
-        if not self.step:
-            self._look_at_the_first(expected, batch_SM)
-        for direction, payloads in sent.items():
-            for place, (came, computed) in enumerate(zip(payloads, expected[direction], strict=True)):
-                boundary, microbatch = divmod(place, n)
-                key, number = (self.round, direction, boundary), self.step * n + microbatch
-                other = sample(computed, number).numpy()
-                noise = torch.randn(computed.shape, generator=self.numbers)
-                self.true.setdefault(key, {})[number] = likeness(sample(came, number).numpy(), other)
-                self.made_up.setdefault(key, {})[number] = likeness(sample(noise, number).numpy(), other)
-        self.step += 1
-
-    def _look_at_the_first(self, expected: Payloads, batch_SM: Tensor) -> None:
-        """A round's first step, in bf16, and with noise."""
-        sent = sent_by(self.coarse, batch_SM)
-        for stage in self.coarse.stages:
+    def look(self, batch_SM: Tensor) -> None:
+        """Compute the payloads of a step's batch again, in bf16, and with noise."""
+        expected, sent = sent_by(self.again, batch_SM), sent_by(self.coarse, batch_SM)
+        for stage in (*self.again.stages, *self.coarse.stages):
             stage.abandon()
         for direction, payloads in sent.items():
             for came, computed in zip(payloads, expected[direction], strict=True):
@@ -186,6 +141,7 @@ class Watch:
                 key, other = (self.round, direction), sample(computed, 1).numpy()
                 self.bf16.setdefault(key, []).append(likeness(sample(came, 1).numpy(), other))
                 self.wrong.setdefault(key, []).append(likeness(sample(wrong, 1).numpy(), other))
+        self.round = 0
 
 
 def manifest_of(optimizer: str, seed: int, preset: str, rounds: int, steps: int, rate: float) -> Manifest:
@@ -221,47 +177,25 @@ def train(descriptor: Descriptor, folder: Path) -> list[Row]:
         return inner_loop(self, replica, round, ahead, emit)  # type: ignore[arg-type]
 
     def looked_at(self: WholeReplica, batch_SM: Tensor) -> float:
-        if not watch.round or self in (again, coarse):
-            return gradients_of(self, batch_SM)
-        sent = sent_by(self, batch_SM)
-        watch.look(sent, batch_SM)
-        return 0.0
+        if watch.round:
+            watch.look(batch_SM)
+        return gradients_of(self, batch_SM)
 
     with mock.patch.object(Bench, "inner_loop", begun), mock.patch.object(WholeReplica, "gradients", looked_at):
         for round in range(1, last + 1):
             lab.round(round, lambda event: None, evaluate=False)
-    return [row(manifest, watch, round, direction) for round in sorted(watch.rounds) for direction in DIRECTIONS]
-
-
-def row(manifest: Manifest, watch: Watch, round: int, direction: str) -> Row:
-    """What stages would make of what one round has shown."""
-    n, steps = manifest.inner.microbatches, manifest.inner.steps
-    last, shares, accused, found = list[float](), list[float](), 0, list[bool]()
-    for boundary in range(STAGES - 1):
-        seen = watch.true[round, direction, boundary]
-        last += [seen[number] for number in range((steps - 1) * n, steps * n)]
-        for number, like in seen.items():
-            middle = likenesses.usual(number, n, seen)
-            if number >= n and middle is not None and middle >= likenesses.LIKE:
-                shares.append(like / middle)
-            if number < n:
-                continue
-            accused += likenesses.is_false(number, n, seen, doubted=True)
-            lied = seen | {number: watch.made_up[round, direction, boundary][number]}
-            found.append(likenesses.is_false(number, n, lied))
-    exact = min(watch.bf16[round, direction]), max(watch.wrong[round, direction])
-    share, told = min(shares, default=0.0), sum(found) / len(found)
-    where = manifest.inner.optimizer, manifest.run.seed, round, direction
-    return Row(*where, *exact, min(last), len(shares), share, accused, told)
+    seen = [(round, direction) for round in sorted(watch.rounds) for direction in DIRECTIONS]
+    return [
+        Row(manifest.inner.optimizer, manifest.run.seed, *key, min(watch.bf16[key]), max(watch.wrong[key]))
+        for key in seen
+    ]
 
 
 def table(rows: list[Row]) -> str:
     """Lines of text."""
     return "\n".join(
         f"{each.optimizer:6} seed {each.seed}  round {each.round:3} {each.direction:8}  first step in bf16 "
-        f"{each.bf16:.5f}, wrong by a tenth {each.wrong_by_a_tenth:.4f}  last step {each.last_step:5.2f}  "
-        f"{each.judged:5} judged, the least of them {each.least_share:5.2f} of others, {each.accused} accused  "
-        f"{each.found:4.0%} of made-up ones found"
+        f"{each.bf16:.5f}, wrong by a tenth {each.wrong_by_a_tenth:.4f}"
         for each in rows
     )
 
