@@ -46,7 +46,6 @@ async def outer_loop(node: Node, authored: Sequence[Part]) -> OuterLoop:
         contribution_store=intake.contribution_store,
         snapshots=node.services.snapshots,
         torch_thread=place.torch_thread,
-        closed=node.earned.close,
     )
     outer = OuterLoop(
         manifest=place.manifest,
