@@ -76,7 +76,6 @@ class PeerSettings:
     reach: ReachMode = "auto"
     relay: bool = False
     data: Path | None = None
-    schedule: Literal["1f1b", "zero-bubble"] = "1f1b"
     manifest: Path | None = None
     audit: bool = False
     stay: bool = False
@@ -104,8 +103,6 @@ class PeerSettings:
 
     def __post_init__(self) -> None:
         _ = self.bandwidth(), self.quiet, self.memory_limit, self.disk_limit  # each raises if it makes no sense
-        if self.compiled and self.schedule == "zero-bubble":
-            raise UserError("--compile goes with --schedule 1f1b: torch compiles no backward pass that is cut in two")
         if self.precision == "fp16" and self.nproc * self.nnodes > 1:
             raise UserError("--precision fp16 goes with one process: take --precision fp32, or leave --nproc out")
         if self.nnodes > 1:

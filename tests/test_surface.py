@@ -23,7 +23,7 @@ FLAGS = {
     "bootstrap": "announce audit certificate-life closed dashboard data dir dry-run evaluate join json keep-model "
     "listen log-json mirror revoke trials until-stdin-closes weights",
     "join": "announce compile data data-cache device dir json listen log-json manifest max-disk max-down max-memory "
-    "max-up memory metrics precision priority private-mirrors quiet-hours reach relay schedule stage threads "
+    "max-up memory metrics precision priority private-mirrors quiet-hours reach relay stage threads "
     "until-stdin-closes",
     "replica": "announce audit compile data data-cache device dir json listen log-json manifest max-disk max-down "
     "max-memory max-up memory metrics nnodes node-rank nproc precision priority private-mirrors quiet-hours reach "

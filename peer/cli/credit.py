@@ -1,4 +1,5 @@
-"""`hetpeer credit`: what others have signed of a peer's work, checked without asking anybody."""
+"""`hetpeer credit`: what others have signed of a peer's work, and which of its rounds count in the states that a folder
+holds, checked without asking anybody."""
 
 import sys
 from collections.abc import Iterable
@@ -13,10 +14,11 @@ from protocol.errors import FormatError, ResourceError
 
 if TYPE_CHECKING:
     from peer.process import Terminal
+    from protocol.codec.snapshot import Header
     from protocol.identity import PeerId
     from protocol.manifest import Manifest
     from protocol.run.run_files import Descriptor
-    from protocol.trust.receipts import Receipt, RoundCredit, Verifier
+    from protocol.trust.receipts import RoundCredit, Verifier, Work
 
 KEY_FILE = "identity.key"
 
@@ -131,19 +133,24 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """The contents of some files: the receipts that hold, each with its bytes, and the lines that do not."""
+    """The contents of some files: the receipts that hold, each with its bytes, and the lines that do not. The rounds up
+    to `closed` are in the states that the folder holds, and those of the peer that are `counted` there, in whichever
+    part."""
 
     verifier: "Verifier"
     manifest: "Manifest"
-    receipts: "dict[Receipt, bytes]"
+    receipts: "dict[Work, bytes]"
     refused: list[Refusal]
+    counted: frozenset[int] = frozenset()
+    closed: int = 0
 
     @property
     def rounds(self) -> "list[RoundCredit]":
-        """The credit of each round that the receipts show."""
-        from protocol.trust.receipts import by_round
+        """The credit of each round of which there are receipts, or which counts."""
+        from protocol.trust.receipts import RoundCredit, by_round
 
-        return by_round(self.receipts)
+        rounds = {each: RoundCredit(each) for each in self.counted} | {e.round: e for e in by_round(self.receipts)}
+        return [rounds[round] for round in sorted(rounds)]
 
 
 def check_receipts(folder: Path, given: tuple[Path, ...] = ()) -> Checked:
@@ -155,19 +162,20 @@ def check_receipts(folder: Path, given: tuple[Path, ...] = ()) -> Checked:
     from peer.store.receipt_file import RECEIPTS, files, lines
     from protocol.run.run_files import read_kept
     from protocol.trust.keys import load_or_create
-    from protocol.trust.receipts import receipt_from_line
+    from protocol.trust.receipts import from_line, is_retired
 
     descriptor = read_kept(folder)
     if not given and not (folder / KEY_FILE).is_file():
         raise ResourceError(f"{folder} is no peer's folder: it has no {KEY_FILE}")
     verifier = _verifier(descriptor, folder, None if given else load_or_create(folder).peer_id)
-    found: dict[Receipt, bytes] = {}
+    found: dict[Work, bytes] = {}
     refused: list[Refusal] = []
     paths = given or files(folder / RECEIPTS)
     every = ((path, number, line) for path in paths for number, line in enumerate(lines(path, bool(given)), 1))
     for path, number, line in every:
         try:
-            data = receipt_from_line(line)
+            if is_retired(data := from_line(line)):
+                continue
             receipt = verifier.check(data)
         except FormatError as error:
             refused.append(Refusal(path.name, number, str(error)))
@@ -175,7 +183,27 @@ def check_receipts(folder: Path, given: tuple[Path, ...] = ()) -> Checked:
         found.setdefault(receipt, data)
         if verifier.receiver is None:
             verifier = _verifier(descriptor, folder, receipt.receiver)
-    return Checked(verifier, descriptor.manifest, found, refused)
+    states = newest_states(folder, descriptor.manifest)
+    closed = min((each.round for each in states), default=0)
+    if verifier.receiver is None:
+        return Checked(verifier, descriptor.manifest, found, refused)
+    counted = frozenset(round for each in states for round in each.history.rounds(verifier.receiver))
+    return Checked(verifier, descriptor.manifest, found, refused, counted, closed)
+
+
+def newest_states(folder: Path, manifest: "Manifest") -> "list[Header]":
+    """The header of the newest state of each part that a peer's folder holds."""
+    from protocol.codec.snapshot import Header, parse_header
+    from protocol.identity import Part
+
+    newest: dict[Part, Header] = {}
+    for path in sorted((folder / "snapshots").glob("*.header")):  # of each part, the newest comes last
+        try:
+            header = parse_header(path.read_bytes(), manifest)
+        except (OSError, FormatError):
+            continue
+        newest[header.part] = header
+    return list(newest.values())
 
 
 def _verifier(descriptor: "Descriptor", folder: Path, receiver: "PeerId | None") -> "Verifier":
@@ -201,20 +229,20 @@ def _verifier(descriptor: "Descriptor", folder: Path, receiver: "PeerId | None")
 # Showing
 
 
-def credit_phrase(credit: "RoundCredit", checked: Checked) -> str:
-    """A phrase that says whether a round's contribution counted, and if not, why, as far as receipts tell."""
+def why(credit: "RoundCredit", checked: Checked) -> str:
+    """A phrase that says whether a round's contribution counts, and if not, why, as far as this folder tells."""
     from protocol.outer.window import Window
 
-    if credit.contradicted:
-        return "unclear: signers name different contributions"
-    if credit.counted_by:
-        return f"counted: {credit.steps} steps, signed by {_names(credit.counted_by)}"
-    window, newest = Window.of(checked.manifest), max(each.round for each in checked.rounds)
+    if credit.round in checked.counted:
+        return "counted"
+    if credit.round <= checked.closed:
+        return "counted in no state that this folder holds"
+    window = Window.of(checked.manifest)
     if credit.round + window.width > checked.manifest.outer.rounds:
         return "one of the run's last rounds, which are never closed"
-    if not window.is_past(newest, credit.round):
-        return f"not closed yet: it is in round {credit.round + window.width + 1}"
-    return "nobody has signed that it counted"
+    if not checked.closed:
+        return "this folder holds no state"
+    return f"not closed here yet: it is in round {credit.round + window.width + 1}"
 
 
 def to_json(checked: Checked) -> dict[str, Any]:
@@ -226,10 +254,8 @@ def to_json(checked: Checked) -> dict[str, Any]:
             "tokens_of_both": each.tokens_of_both,
             "microbatches": each.microbatches,
             "neighbours": list(each.neighbours),
-            "counted": each.counts,
-            "counted_by": list(each.counted_by),
-            "steps": each.steps,
-            "why": credit_phrase(each, checked),
+            "counted": each.round in checked.counted,
+            "why": why(each, checked),
         }
         for each in checked.rounds
     ]
@@ -240,7 +266,7 @@ def to_json(checked: Checked) -> dict[str, Any]:
         "rounds": rounds,
         "tokens": sum(each.tokens for each in checked.rounds),
         "tokens_of_both": sum(each.tokens_of_both for each in checked.rounds),
-        "rounds_counted": sum(each.counts for each in checked.rounds),
+        "rounds_counted": len(checked.counted),
         "receipts": len(checked.receipts),
         "refused": [{"file": each.file, "line": each.line, "why": each.why} for each in checked.refused],
     }
@@ -264,9 +290,8 @@ def print_credit(checked: Checked) -> None:
             table.add_row(*cells, _names(each.neighbours), Text(credit_phrase(each, checked)))
         console.print(table)
         total, both = (sum(counts) for counts in zip(*((e.tokens, e.tokens_of_both) for e in rounds), strict=True))
-        counted = sum(each.counts for each in rounds)
         on_both_sides = f", {both:,} of them seen by neighbours on both sides" if both else ""
-        said = f"{total:,} tokens in {len(rounds)} rounds{on_both_sides}; {counted} contributions counted."
+        said = f"{total:,} tokens in {len(rounds)} rounds{on_both_sides}; {len(checked.counted)} of them counted."
         console.print(said, soft_wrap=True)
     verifier, refused = checked.verifier, checked.refused
     for one in refused[:MOST_REFUSED]:
@@ -274,7 +299,7 @@ def print_credit(checked: Checked) -> None:
     if len(refused) > MOST_REFUSED:
         console.print(f"… and {len(refused) - MOST_REFUSED} more.")
     whose = f"peer {verifier.receiver[-8:]}" if verifier.receiver else "nobody"
-    if not rounds and not refused:
+    if not checked.receipts and not refused:
         console.print(f"There are no receipts for {whose} of run {verifier.run[:12]} yet.")
         return
     held = f"{len(refused)} do NOT hold, {len(checked.receipts)} do" if refused else ""

@@ -43,7 +43,7 @@ def join(options: ServingOptions) -> None:
     sys.exit(serve("volunteer", options))
 
 
-@takes(ServingOptions, without="stage schedule stay hold", relay=True)
+@takes(ServingOptions, without="stage stay hold", relay=True)
 def replica(options: ServingOptions) -> None:
     """Datacenter: train a whole, uncompressed replica. The first also evaluates each round."""
     sys.exit(compute_for_first(options) if options.node_rank else serve("datacenter", options))
@@ -51,7 +51,7 @@ def replica(options: ServingOptions) -> None:
 
 @takes(
     ServingOptions,
-    without="stage schedule manifest nproc nnodes node_rank rendezvous secret_file precision compiled memory",
+    without="stage manifest nproc nnodes node_rank rendezvous secret_file precision compiled memory",
 )
 def observe(options: ServingOptions) -> None:
     """Follow a run without contributing, and evaluate each round."""

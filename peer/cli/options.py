@@ -138,13 +138,6 @@ class ServingOptions:
         Path | None,
         typer.Option("--data", metavar="DIR", help="Your copy of the run's prepared text, in place of mirrors."),
     ] = None
-    schedule: Annotated[
-        Literal["1f1b", "zero-bubble"],
-        typer.Option(
-            help="zero-bubble leaves the gradients of weights for when this stage would wait. They are the same to the "
-            "bit; it pays where a step has few microbatches for each stage."
-        ),
-    ] = "1f1b"
     manifest: Annotated[
         Path | None,
         typer.Option("--manifest", metavar="RUN.toml", help="Join only if the run has exactly this manifest."),

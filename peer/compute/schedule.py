@@ -31,14 +31,7 @@ class Backward:
     microbatch: int
 
 
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """Compute the weights' gradients of this microbatch, which its backward pass has left."""
-
-    microbatch: int
-
-
-Action = Forward | Backward | Weights
+Action = Forward | Backward
 
 
 SPARE = 2
@@ -52,22 +45,16 @@ class Schedule:
 
     Microbatches of the next step are numbered on. `begun` of this one have gone forward in the step before; `more` of
     the next one go forward in this, None as long as it is not known whether there is a next one.
-
-    With `split`, a backward pass computes the gradients of the stage's inputs alone, for the stage before, and those of
-    its weights have time (zero bubble, arXiv 2401.10241): they are computed where the stage would wait otherwise, or
-    where another microbatch would need the memory. A microbatch is in flight until they are.
     """
 
     stage: int
     stages: int
     microbatches: int
     depth: int
-    split: bool = False
     begun: InitVar[int] = 0
     more: int | None = 0
     forwards: int = field(init=False)
     backwards: int = 0
-    weights: int = 0
     went_back: bool = False
     """Whether its last pass was a backward one."""
 
@@ -77,7 +64,7 @@ class Schedule:
     @property
     def summed(self) -> bool:
         """Whether the step's gradients are complete."""
-        return (self.weights if self.split else self.backwards) == self.microbatches
+        return self.backwards == self.microbatches
 
     @property
     def asks(self) -> bool:
@@ -92,7 +79,7 @@ class Schedule:
     @property
     def in_flight(self) -> int:
         """Microbatches that hold memory here."""
-        return self.forwards - (self.weights if self.split else self.backwards)
+        return self.forwards - self.backwards
 
     def next(self, activations: bool, gradients: bool) -> Action | None:
         """What to do now, and it counts as done; None: wait. The arguments say whether the frames are here of the next
@@ -105,9 +92,6 @@ class Schedule:
         if forth:
             self.forwards, self.went_back = self.forwards + 1, False
             return Forward(self.forwards - 1)
-        if self.split and self.weights < self.backwards:
-            self.weights += 1
-            return Weights(self.weights - 1)
         return None
 
     @property
@@ -143,9 +127,3 @@ def depth_for(round_trip: float, passes: float, stage: int, stages: int, room: i
     if passes <= 0:
         return least
     return max(least, min(room, MOST_IN_FLIGHT * stages, 1 + math.ceil(round_trip / passes) + SPARE))
-
-
-def split_depth(depth: int, stages: int, room: int) -> int:
-    """The same where backward passes are split: `depth`, or so many that of 1F1B's bubble, (p − 1)(F + B + W), a third
-    is left: two for each stage but one. As many as 1F1B's first stage has leave two thirds."""
-    return max(depth, min(room, 2 * stages - 1))

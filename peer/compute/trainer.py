@@ -16,8 +16,6 @@ from torch import Tensor, nn
 from peer.compute.arithmetic import Arithmetic
 from peer.compute.design import Design, Kind, design
 from peer.compute.on_demand import OnDemand
-from peer.model.gradient_scale import GradientScale
-from peer.model.linear import Linear, WeightGradients
 from peer.model.stage import Stage
 from peer.model.subspace import Boundary, DirectBoundary, nested
 from peer.optim import inner
@@ -73,7 +71,8 @@ class StageTrainer:
         self.design = own_design or design(manifest, kind, basis_DD, device)
         self.stage = self.design.stage(manifest, stage).to(device)
         self.stage.recompute = self.arithmetic.recompute
-        self.scale = self.stage.scale_gradients() if self.arithmetic.precision == "fp16" else GradientScale()
+        if self.arithmetic.precision == "fp16":
+            self.stage.scale_gradients()
         self.embedding = self.design.embedding() if self.first else None
         self.parameters = list(self.stage.parameters())
         if self.embedding is not None:
@@ -83,8 +82,6 @@ class StageTrainer:
         self.optimizer = self.new_optimizer()
         self.start: dict[Part, GridView] = {}
         self.in_flight: dict[int, InFlight] = {}
-        self.later: WeightGradients | None = None
-        self.due: dict[int, WeightGradients] = {}
         if self.arithmetic.compiled:
             self.stage.compile_layers()
 
@@ -101,14 +98,6 @@ class StageTrainer:
             assert self.basis_DD is not None
             return nested(self.basis_DD, self.manifest.k).to(self.device)
         return None
-
-    def split_backward(self) -> None:
-        """From now on `backward` leaves the gradients of weights to `weight_gradients`: of all matrices of its layers,
-        which is nearly all there is."""
-        self.later = WeightGradients(scale=self.scale)
-        for module in self.stage.modules():
-            if isinstance(module, Linear):
-                module.later = self.later
 
     def load(self, grids: Mapping[Part, GridView], ahead: Mapping[Part, GridView] | None = None) -> None:
         """Start a round from the outer state: copy weights in, split the token embedding again.
@@ -209,20 +198,13 @@ class StageTrainer:
             if self.last:
                 (flight.left / self.manifest.inner.microbatches).backward()
             else:
-                assert received is not None
-                flight.left.backward(received)
-        if self.later is not None:
-            self.due[microbatch] = self.later.take()
+                assert came is not None
+                flight.left.backward(came)
         if flight.entered_BLD is None:
             return None
         gradient = flight.entered_BLD.grad
         assert gradient is not None
         return self.before.encode_gradient(gradient)
-
-    def weight_gradients(self, microbatch: int) -> None:
-        """Add what the backward pass of a microbatch has left."""
-        with self.arithmetic.backward(self.device, self.manifest.model.context):
-            self.due.pop(microbatch).compute()
 
     def squared_norm(self) -> float:
         """Σ g² of this stage in this inner step."""
@@ -288,9 +270,6 @@ class StageTrainer:
     def abandon(self) -> None:
         """Forget the inner step in flight: microbatches and gradients. Weights and moments are as before it."""
         self.in_flight.clear()
-        self.due.clear()
-        if self.later is not None:
-            self.later.take()
         for parameter in self.parameters:
             if parameter.grad is not None:
                 parameter.grad.zero_()

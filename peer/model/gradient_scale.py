@@ -22,10 +22,9 @@ class GradientScale:
     now: float = 1.0
 
     def watch(self, layers: nn.Module) -> None:
-        """Scale the gradients of the layers' weights back, before they are added up. None is one that is left for later
-        (`peer.model.linear`)."""
+        """Scale the gradients of the layers' weights back, before they are added up."""
         for weight in layers.parameters():
-            weight.register_hook(lambda gradient: None if gradient is None else gradient / self.now)
+            weight.register_hook(lambda gradient: gradient / self.now)
 
     def before_layers(self, x: Tensor) -> Tensor:
         """`x`, fp32, whose gradient is scaled back."""

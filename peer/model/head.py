@@ -23,8 +23,7 @@ class Head(nn.Module):
     are always loaded.
 
     As the loss is linear in the gradient that comes from above, a pass forward computes the gradients of its inputs,
-    too, while it has a slice's logits; the pass backward only scales them. Also where other gradients of weights are
-    left for later (`peer.model.linear`), this one is not: it would need all logits again.
+    too, while it has a slice's logits; the pass backward only scales them.
     """
 
     def __init__(self, width: int, vocabulary: int) -> None:

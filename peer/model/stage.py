@@ -86,11 +86,10 @@ class Stage(nn.Module):
             x_BLD = self.scale.behind_layers(x_BLD)
         return x_BLD
 
-    def scale_gradients(self) -> GradientScale:
-        """Keep the gradients within the layers in fp16's range from now on."""
+    def scale_gradients(self) -> None:
+        """From now on, have the gradients within the layers in fp16's range."""
         self.scale = GradientScale()
         self.scale.watch(self.model.layers)
-        return self.scale
 
     def compile_layers(self) -> None:
         """Let torch compile each layer, and the head, at their first use."""

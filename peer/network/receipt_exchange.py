@@ -6,51 +6,36 @@ times, and that is all.
 """
 
 import asyncio
-import random
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from peer.network.gossip import Reconciler
-from peer.network.gossip_policy import some
 from peer.network.group import Attempt
 from peer.store.receipt_file import KeptReceipts
 from peer.telemetry.decisions import Recalled
 from peer.telemetry.events import Credited, Listener, Progress
 from protocol.clock import unix_time
 from protocol.errors import FormatError, HetpeerError, ResourceError
-from protocol.identity import EMBEDDING, Part, PeerId, contributes_to, stage_part
+from protocol.identity import PeerId
 from protocol.manifest import Manifest
 from protocol.net.channels import caller, handshake, refuse, require_manifest
 from protocol.net.guard import charge
 from protocol.schemas import credit_pb2 as pb
 from protocol.schemas import credit_pb2_grpc
 from protocol.trust.membership_card import Card, Signer
-from protocol.trust.receipts import (
-    CountedReceipt,
-    Receipt,
-    Work,
-    by_round,
-    microbatch_tokens,
-    read_receipt,
-    sign_credit_receipt,
-    standing,
-)
+from protocol.trust.receipts import Work, by_round, microbatch_tokens, read_receipt, sign, standing
 
 RECEIPT_ROUNDS_KEPT = 16
 """The rounds of which a peer knows what it has seen: one that was away for longer gets no receipt."""
 
 ROUNDS_ASKED = 8
-"""The rounds of each kind in one call: so many signatures take a millisecond."""
+"""The rounds in one call: so many signatures take a millisecond."""
 
-WITNESSES = 2
-"""The number of peers that are asked to sign that a contribution counted. With two neighbours, a round brings four
-receipts."""
-
-RECEIPT_ATTEMPTS = 6
-"""The number of times that one peer is asked for the same, and that anybody is for a contribution."""
+TRIES = 6
+"""The number of times that one peer is asked for the same."""
 
 RECEIPT_TIMEOUT_SECONDS = 3.0
 """The time for the answer to a small question, for which nobody waits."""
@@ -85,8 +70,6 @@ class SeenWork:
     since: int = field(default_factory=lambda: int(unix_time() * 1000))
     """The time when this peer began to count, in ms since 1970."""
     work: dict[int, dict[PeerId, Tally]] = field(default_factory=dict)
-    closed: dict[int, dict[Part, dict[PeerId, tuple[str, int]]]] = field(default_factory=dict)
-    """The contributions that count: by round and part, author → SHA-256, inner steps."""
 
     @property
     def me(self) -> PeerId:
@@ -105,12 +88,8 @@ class SeenWork:
         if attempt != tally.attempt:
             tally.attempt, tally.attempts = attempt, tally.attempts + 1
         tally.microbatches += self.manifest.inner.microbatches
-        _forget(self.work)
-
-    def close(self, part: Part, round: int, counted: Mapping[PeerId, tuple[str, int]]) -> None:
-        """Note that a round of a part is closed for ever, with these contributions in it."""
-        self.closed.setdefault(round, {})[part] = dict(counted)
-        _forget(self.closed)
+        for old in sorted(self.work)[:-ROUNDS_KEPT]:
+            del self.work[old]
 
     def of_work(self, round: int, receiver: PeerId) -> Work | None:
         """The receipt of work that this peer signs for a neighbour; None if it was none."""
@@ -121,19 +100,6 @@ class SeenWork:
         where = tally.attempt.replica, tally.stage, card.stage, self.since, tally.attempts
         return Work(self.me, receiver, round, *where, count, count, count * microbatch_tokens(self.manifest))
 
-    def of_contribution(self, round: int, part: Part, receiver: PeerId) -> CountedReceipt | None:
-        """The receipt of a contribution that this peer signs for its author; None if the contribution is in no round
-        that is closed here."""
-        found = self.closed.get(round, {}).get(part, {}).get(receiver)
-        if found is None or found[1] < 1:
-            return None
-        return CountedReceipt(self.me, receiver, round, part, *found)
-
-
-def _forget(rounds: dict[int, Any]) -> None:
-    for round in sorted(rounds)[:-RECEIPT_ROUNDS_KEPT]:
-        del rounds[round]
-
 
 class CreditService(credit_pb2_grpc.CreditServicer):
     """The service that signs receipts."""
@@ -143,47 +109,20 @@ class CreditService(credit_pb2_grpc.CreditServicer):
 
     async def Sign(self, request: pb.CreditQuestion, context: Any) -> pb.CreditReceipts:
         await require_manifest(context, self.seen.manifest)
-        if max(len(request.worked), len(request.counted)) > ROUNDS_ASKED:
+        if len(request.worked) > ROUNDS_ASKED:
             await refuse(context, f"receipts of {ROUNDS_ASKED} rounds at a time")
-        await charge(context, len(request.worked) + len(request.counted), "signatures")
+        await charge(context, len(request.worked), "signatures")
         who, seen = caller(context).peer, self.seen
         if who == seen.me:
             await refuse(context, "nobody signs for itself")
-        own, part = seen.card, Part(request.part)
-        worked = [] if own.on_trial else request.worked
-        counted = request.counted if own.may_author(part) else []
-        found = [
-            *(seen.of_work(round, who) for round in worked),
-            *(seen.of_contribution(round, part, who) for round in counted),
-        ]
-        return pb.CreditReceipts(
-            receipts=[sign_credit_receipt(seen.signer, each) for each in found if each is not None]
-        )
+        found = [] if seen.card.on_trial else [seen.of_work(round, who) for round in request.worked]
+        return pb.CreditReceipts(receipts=[sign(seen.signer, each) for each in found if each is not None])
 
 
 # Collecting
 
 PeerRound = tuple[PeerId, int]
 """A neighbour and a round."""
-
-
-@dataclass(slots=True)
-class Own:
-    """A contribution of this peer's to a round that it has closed. `tries` is how often others were asked for its
-    receipt."""
-
-    part: Part
-    sha256: str
-    steps: int
-    tries: int = 0
-
-
-@dataclass(slots=True)
-class Question:
-    """A question to a peer: the rounds of which work, and contributions, are to be signed."""
-
-    worked: list[int] = field(default_factory=list)
-    counted: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -194,8 +133,7 @@ class Earned:
     reconciler: Reconciler
     kept: KeptReceipts
     emit: Listener
-    own: dict[int, Own] = field(default_factory=dict)
-    rounds: dict[int, dict[Receipt, None]] = field(default_factory=dict)
+    rounds: dict[int, dict[Work, None]] = field(default_factory=dict)
     """The receipts by round, each a set in order."""
     tries: Counter[tuple[PeerId, int, int]] = field(default_factory=Counter)
     """The number of requests by neighbour, round, and microbatches."""
@@ -207,21 +145,6 @@ class Earned:
     def ask_soon(self) -> None:
         """Ask soon: a round is over, or a group."""
         self.due.set()
-
-    def close(self, part: Part, round: int, counted: Mapping[PeerId, tuple[str, int]]) -> None:
-        """Note that a round of a part is closed for ever, with these authors' contributions (SHA-256, inner steps) in
-        it."""
-        self.seen.close(part, round, counted)
-        mine = counted.get(self.seen.me)
-        if mine is not None and part == self._standing_for():
-            self.own[round] = Own(part, *mine)
-            for old in sorted(self.own)[:-RECEIPT_ROUNDS_KEPT]:
-                del self.own[old]
-
-    def _standing_for(self) -> Part:
-        """The one part that receipts are asked for. A datacenter contributes to all, and everybody follows this one."""
-        card = self.seen.card
-        return stage_part(card.stage) if card.role == "volunteer" else EMBEDDING
 
     # Asking
 
@@ -236,12 +159,12 @@ class Earned:
                     await self.due.wait()
             over = self.due.is_set()
             self.due.clear()
-            again = await self.ask(None if over or not again else again, witnesses=over)
+            again = await self.ask(None if over or not again else again)
 
     def _recall(self) -> Recalled | None:
         """Take up what this peer's folder has of the last rounds. Returns a summary of all that it has; None:
         nothing."""
-        own: list[Receipt] = []
+        own: list[Work] = []
         with suppress(ResourceError):  # a disk that errs costs receipts, and no more
             own += (receipt for receipt in self.kept.read() if receipt.receiver == self.seen.me)
         for receipt in own:
@@ -254,19 +177,16 @@ class Earned:
         older = sum(each.tokens for each in credits if each.round not in self.rounds)
         return Recalled(len(credits), older, recent) if credits else None
 
-    async def ask(self, only: Collection[PeerRound] | None = None, witnesses: bool = True) -> list[PeerRound]:
-        """Ask neighbours for what is lacking, or for `only` these; and `witnesses`, which may have closed a round
-        since, for what counts. Returns the neighbours and rounds for which less was signed than was asked for: these
-        may be asked again."""
+    async def ask(self, only: Collection[PeerRound] | None = None) -> list[PeerRound]:
+        """Ask neighbours for what is lacking, or for `only` these. Returns the neighbours and rounds for which less was
+        signed than was asked for: these may be asked again."""
         async with self.one_at_a_time:
-            questions: dict[PeerId, Question] = {}
+            questions: dict[PeerId, list[int]] = {}
             asked = {pair: self._tallied(*pair) for pair in self._lacking() if only is None or pair in only}
             for (neighbour, round), count in asked.items():
                 self.tries[neighbour, round, count] += 1
-                questions.setdefault(neighbour, Question()).worked.append(round)
-            for witness, round in self._witnesses() if witnesses else ():
-                questions.setdefault(witness, Question()).counted.append(round)
-            answers = await asyncio.gather(*(self._ask(peer, each) for peer, each in questions.items()))
+                questions.setdefault(neighbour, []).append(round)
+            answers = await asyncio.gather(*(self._ask(peer, rounds) for peer, rounds in questions.items()))
             await self._keep([each for answer in answers for each in answer])
             return [pair for pair in self._lacking() if self._signed(*pair) < asked.get(pair, 0)]
 
@@ -287,29 +207,14 @@ class Earned:
         """The microbatches that a neighbour has signed for since this process began, as its own tally is."""
         return _forward(self.rounds.get(round, ()), neighbour) - self.recalled[neighbour, round]
 
-    def _witnesses(self) -> list[PeerRound]:
-        """Choose the peers to ask whether a contribution counted, with its round."""
-        found = []
-        for round, own in sorted(self.own.items()):
-            known = {each.signer for each in self.rounds.get(round, {}) if isinstance(each, CountedReceipt)}
-            if len(known) >= WITNESSES or own.tries >= RECEIPT_ATTEMPTS:
-                continue
-            others = [
-                peer
-                for peer in self.reconciler.followers(own.part)
-                if contributes_to(peer.role, peer.stage, own.part) and not peer.on_trial and peer.peer_id not in known
-            ]
-            own.tries += 1
-            found += [(peer.peer_id, round) for peer in some(others, WITNESSES - len(known), random)]
-        return found
-
-    async def _ask(self, peer: PeerId, question: Question) -> list[tuple[bytes, Receipt]]:
-        """Ask a peer to sign. Returns the receipts that it signed; none if it did not answer or broke the protocol."""
+    async def _ask(self, peer: PeerId, rounds: list[int]) -> list[tuple[bytes, Work]]:
+        """Ask a peer to sign what it has seen in these rounds. Returns the receipts that it signed; none if it did not
+        answer or broke the protocol."""
         record = self.reconciler.discovery.records.get(peer)
         if record is None:
             return []
-        worked, counted = question.worked[:ROUNDS_ASKED], question.counted[:ROUNDS_ASKED]
-        message = pb.CreditQuestion(worked=worked, counted=counted, part=self._standing_for())
+        worked = rounds[:ROUNDS_ASKED]
+        message = pb.CreditQuestion(worked=worked)
         contacts = self.reconciler.contacts
         try:
             async with asyncio.timeout(RECEIPT_TIMEOUT_SECONDS), contacts.to(record) as channel:
@@ -319,16 +224,15 @@ class Earned:
                 )
         except (HetpeerError, TimeoutError):
             return []
-        found: list[tuple[bytes, Receipt]] = []
+        found: list[tuple[bytes, Work]] = []
         try:
-            if len(answer.receipts) > len(worked) + len(counted):
+            if len(answer.receipts) > len(worked):
                 raise FormatError(
                     f"peer {peer[-8:]} signed {len(answer.receipts)} receipts, more than it was asked for"
                 )
             for data in answer.receipts:
                 receipt = read_receipt(data, self.seen.signer.authority)
-                asked = worked if isinstance(receipt, Work) else counted
-                if receipt.signer != peer or receipt.receiver != self.seen.me or receipt.round not in asked:
+                if receipt.signer != peer or receipt.receiver != self.seen.me or receipt.round not in worked:
                     raise FormatError(f"peer {peer[-8:]} gave a receipt that it was not asked for")
                 found.append((data, receipt))
         except FormatError as error:
@@ -338,7 +242,7 @@ class Earned:
 
     # Keeping
 
-    async def _keep(self, answers: list[tuple[bytes, Receipt]]) -> None:
+    async def _keep(self, answers: list[tuple[bytes, Work]]) -> None:
         news: dict[int, list[bytes]] = {}
         for data, receipt in answers:
             if self._remember(receipt):
@@ -349,9 +253,9 @@ class Earned:
             except ResourceError as error:
                 self.emit(Progress(str(error)))
             for credit in by_round(self.rounds.get(round, ())):
-                self.emit(Credited(round, credit.tokens, list(credit.signers), credit.counts))
+                self.emit(Credited(round, credit.tokens, list(credit.neighbours)))
 
-    def _remember(self, receipt: Receipt) -> bool:
+    def _remember(self, receipt: Work) -> bool:
         """Remember a receipt. Returns whether it says something new."""
         known = self.rounds.setdefault(receipt.round, {})
         if receipt in known or receipt not in standing([*known, receipt]):
@@ -362,6 +266,6 @@ class Earned:
         return True
 
 
-def _forward(receipts: Iterable[Receipt], neighbour: PeerId) -> int:
+def _forward(receipts: Iterable[Work], neighbour: PeerId) -> int:
     """The number of microbatches for which a neighbour signed."""
-    return sum(each.forward for each in receipts if isinstance(each, Work) and each.signer == neighbour)
+    return sum(each.forward for each in receipts if each.signer == neighbour)

@@ -14,7 +14,7 @@ from pathlib import Path
 from protocol.errors import FormatError, ResourceError
 from protocol.files import open_regular, sync_folder, write_atomically
 from protocol.trust.membership_card import Authority
-from protocol.trust.receipts import MOST_LINE, Receipt, read_receipt, receipt_from_line, receipt_to_line, standing
+from protocol.trust.receipts import MOST_LINE, Work, from_line, read_receipt, standing, to_line
 
 RECEIPTS = "credit"
 """The folder, in the peer's."""
@@ -22,7 +22,7 @@ RECEIPTS = "credit"
 SUFFIX = ".receipts"
 
 SEGMENT_ROUNDS = 256
-"""Four receipts a round, of 0.7 KiB as a line: 0.7 MiB."""
+"""Two receipts a round, of 0.7 KiB as a line: 0.35 MiB."""
 
 LARGE_BYTES = 2**20
 """A file that has grown so much is rid of what is replaced: in a long round receipts come again and again."""
@@ -73,7 +73,7 @@ class KeptReceipts:
 
     def _tidy(self, path: Path) -> None:
         """Write a file anew with the receipts that no later one has replaced."""
-        found: dict[Receipt, bytes] = {}
+        found: dict[Work, bytes] = {}
         for line in lines(path):
             try:
                 data = receipt_from_line(line)
@@ -83,7 +83,7 @@ class KeptReceipts:
         write_atomically(path, b"".join(receipt_to_line(found[each]) for each in standing(found)))
         self.sizes[path] = path.stat().st_size
 
-    def read(self) -> Iterator[Receipt]:
+    def read(self) -> Iterator[Work]:
         """The receipts that hold, in the order in which they came. Changes nothing: another process may write here."""
         for path in files(self.folder):
             for line in lines(path):

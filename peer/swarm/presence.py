@@ -42,8 +42,7 @@ async def outer_loop(node: Node, authored: Sequence[Part]) -> OuterLoop:
         parts=parts,
         contribution_store=intake.contribution_store,
         snapshots=node.services.snapshots,
-        torch_thread=admitted.torch_thread,
-        closed=node.earned.close,
+        torch_thread=place.torch_thread,
     )
     outer = OuterLoop(
         manifest=admitted.manifest,

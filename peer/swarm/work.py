@@ -67,9 +67,6 @@ async def serve_stage(node: Node) -> None:
     speed = await thread.run(tokens_per_second, trainer)
     node.discovery.tell(tokens_per_second=rounded_speed(speed))
     await thread.run(trainer.forget_start)  # each round loads its own; a spare may follow for long
-    split_backward = settings.schedule == "zero-bubble"
-    if split_backward:
-        trainer.split_backward()
     async with swarm_membership(node, outer) as tasks:
         stage_round = StageRound(
             outer,
@@ -77,7 +74,6 @@ async def serve_stage(node: Node) -> None:
             Handover(outer, services.handover, trainer),
             services.blobs,
             node.earned,
-            split_backward,
             settings.memory_limit,
         )
         stage_round.pace.first = first_seconds(admitted.manifest.tokens_per_step, speed)

@@ -197,15 +197,11 @@ class Credited(EventBase):
     round: int
     tokens: int
     signers: list[str]
-    counted: bool = False
 
     @property
     def words(self) -> str:
-        by = f"signed by {so_many(len(self.signers), 'peer')}"
-        if self.counted and not self.tokens:
-            return f"Credit for round {self.round}: its contribution counts, {by}."
-        counts = "; its contribution counts" if self.counted else ""
-        return f"Credit for round {self.round}: {self.tokens:,} tokens, {by}{counts}."
+        by = so_many(len(self.signers), "peer")
+        return f"Credit for round {self.round}: {self.tokens:,} tokens, signed by {by}."
 
 
 @dataclass(frozen=True, slots=True)

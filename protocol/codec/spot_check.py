@@ -1,10 +1,10 @@
 """A spot check: numbers at secret places of what a stage received of one microbatch, to be compared with the same
 numbers as the outer state makes them.
 
-Whoever holds the whole model can compute a microbatch again, but not to the bit: the stages have taken inner steps
-since the round began. What an honest stage sent is *like* what is computed again (their cosine is well above zero), and
-what somebody made up is not. A payload is false in most of its numbers or it does little harm, so two thousand of them
-tell; their places are drawn by who receives it, and nobody else knows them before the check.
+Whoever holds the whole model can compute a microbatch of a round's first step again, but not to the bit: stages may
+compute in other number formats. What an honest stage sent is *like* what is computed again (their cosine is nearly 1),
+and what somebody made up is not. A payload is false in most of its numbers or it does little harm, so two thousand of
+them tell; their places are drawn by who receives it, and nobody else knows them before the check.
 """
 
 from collections.abc import Mapping

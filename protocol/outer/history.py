@@ -36,6 +36,10 @@ class History:
         """Whether any round of an author from `start` to `end` counts."""
         return any(max(first, start) <= min(last, end) for first, last in self.ranges.get(author, []))
 
+    def rounds(self, author: PeerId) -> Iterable[int]:
+        """The rounds of an author that count."""
+        return (round for first, last in self.ranges.get(author, []) for round in range(first, last + 1))
+
     def copy(self) -> "History":
         """A copy, which may change while this history does not."""
         return History({author: [*ranges] for author, ranges in self.ranges.items()})

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dprotocol/schemas/credit.proto\x12\nhetpeer.v1\"?\n\x0e\x43reditQuestion\x12\x0e\n\x06worked\x18\x01 \x03(\r\x12\x0f\n\x07\x63ounted\x18\x02 \x03(\r\x12\x0c\n\x04part\x18\x03 \x01(\t\"\"\n\x0e\x43reditReceipts\x12\x10\n\x08receipts\x18\x01 \x03(\x0c\x32H\n\x06\x43redit\x12>\n\x04Sign\x12\x1a.hetpeer.v1.CreditQuestion\x1a\x1a.hetpeer.v1.CreditReceiptsb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dprotocol/schemas/credit.proto\x12\nhetpeer.v1\";\n\x0e\x43reditQuestion\x12\x0e\n\x06worked\x18\x01 \x03(\rJ\x04\x08\x02\x10\x03J\x04\x08\x03\x10\x04R\x07\x63ountedR\x04part\"\"\n\x0e\x43reditReceipts\x12\x10\n\x08receipts\x18\x01 \x03(\x0c\x32H\n\x06\x43redit\x12>\n\x04Sign\x12\x1a.hetpeer.v1.CreditQuestion\x1a\x1a.hetpeer.v1.CreditReceiptsb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,9 +32,9 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protocol.schemas.credit_pb2
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CREDITQUESTION']._serialized_start=45
-  _globals['_CREDITQUESTION']._serialized_end=108
-  _globals['_CREDITRECEIPTS']._serialized_start=110
-  _globals['_CREDITRECEIPTS']._serialized_end=144
-  _globals['_CREDIT']._serialized_start=146
-  _globals['_CREDIT']._serialized_end=218
+  _globals['_CREDITQUESTION']._serialized_end=104
+  _globals['_CREDITRECEIPTS']._serialized_start=106
+  _globals['_CREDITRECEIPTS']._serialized_end=140
+  _globals['_CREDIT']._serialized_start=142
+  _globals['_CREDIT']._serialized_end=214
 # @@protoc_insertion_point(module_scope)

@@ -7,14 +7,10 @@ from typing import ClassVar as _ClassVar, Optional as _Optional
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class CreditQuestion(_message.Message):
-    __slots__ = ("worked", "counted", "part")
+    __slots__ = ("worked",)
     WORKED_FIELD_NUMBER: _ClassVar[int]
-    COUNTED_FIELD_NUMBER: _ClassVar[int]
-    PART_FIELD_NUMBER: _ClassVar[int]
     worked: _containers.RepeatedScalarFieldContainer[int]
-    counted: _containers.RepeatedScalarFieldContainer[int]
-    part: str
-    def __init__(self, worked: _Optional[_Iterable[int]] = ..., counted: _Optional[_Iterable[int]] = ..., part: _Optional[str] = ...) -> None: ...
+    def __init__(self, worked: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class CreditReceipts(_message.Message):
     __slots__ = ("receipts",)

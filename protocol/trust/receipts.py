@@ -1,10 +1,9 @@
-"""Receipts: what others sign of a peer's work, for the peer to keep; and credit: what its receipts show together. With
-the run's id and its operator anybody can check them without asking.
+"""Receipts: what the neighbours of a peer in a pipeline sign of its work, for the peer to keep; and credit: what its
+receipts show together. With the run's id and its operator anybody can check them without asking.
 
-- *Work*, by a neighbour in a pipeline: the microbatches that the two exchanged in a round, in inner steps that were
-  taken; what was rolled back is none. One receipt has all of a round since the signer's process began, so that a later
-  one stands in the place of an earlier one, and a group that breaks loses little.
-- *Counted*, by a peer that has closed a round: this contribution of the receiver's is in it for ever.
+A receipt names the microbatches that the two exchanged in a round, in inner steps that were taken; what was rolled back
+is none. One receipt has all of a round since the signer's process began, so that a later one stands in the place of an
+earlier one, and a group that breaks loses little.
 
 Nobody's receipt for itself is one, nor that of who is on trial. `docs/design/credit.md` says what they prove.
 """
@@ -16,13 +15,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from protocol.errors import FormatError
-from protocol.identity import Part, PeerId, ReplicaId, RunId
+from protocol.identity import PeerId, ReplicaId, RunId
 from protocol.manifest import Manifest
 from protocol.trust import signed
 from protocol.trust.keys import PUBLIC_BYTES, SIGNATURE_BYTES
 from protocol.trust.membership_card import Authority, Card, Signer
 
-WORK, COUNTED = "work", "counted"
+WORK = "work"
+
+RETIRED = b"counted"
+"""The kind of receipts that older versions signed for contributions, which lie in their folders. They are passed over:
+the history in each state says what counted."""
 
 MOST_RECEIPT_BYTES = 2048
 """The size of one receipt: 0.5 KiB, or 0.7 KiB with the card of a gateway."""
@@ -57,7 +60,7 @@ class Work:
     def stands_for(self) -> tuple[object, ...]:
         """The key of receipts that replace each other: of all with the same, the one with the largest `amount`
         stands."""
-        return WORK, self.round, self.signer, self.receiver, self.stage, self.beside, self.since
+        return self.round, self.signer, self.receiver, self.stage, self.beside, self.since
 
     @property
     def amount(self) -> tuple[int, ...]:
@@ -65,64 +68,34 @@ class Work:
         return self.tokens, self.forward, self.backward, self.attempts
 
 
-@dataclass(frozen=True, slots=True)
-class CountedReceipt:
-    """A receipt of a contribution: a peer has closed a round with this contribution of the receiver's in it, of so many
-    inner steps."""
-
-    signer: PeerId
-    receiver: PeerId
-    round: int
-    part: Part
-    sha256: str
-    steps: int
-
-    @property
-    def stands_for(self) -> tuple[object, ...]:
-        """The key of receipts that replace each other: of all with the same, the one with the largest `amount`
-        stands."""
-        return COUNTED, self.round, self.signer, self.receiver, self.part, self.sha256
-
-    @property
-    def amount(self) -> tuple[int, ...]:
-        """The amount of work, the same in every such receipt."""
-        return (self.steps,)
-
-
-Receipt = Work | CountedReceipt
-
-
-def sign_credit_receipt(signer: Signer, receipt: Receipt) -> bytes:
+def sign(signer: Signer, receipt: Work) -> bytes:
     """Sign a receipt as this peer, whose card tells its own stage."""
-    run, card = signer.authority.run, signer.card
-    match receipt:
-        case Work():
-            counts = [receipt.attempts, receipt.forward, receipt.backward, receipt.tokens]
-            where = [receipt.replica, receipt.stage, receipt.since]
-            fields = [run, receipt.receiver, receipt.round, *where, *counts, card]
-            return signed.sign_fields(signer.identity, WORK, fields)
-        case CountedReceipt():
-            what = [receipt.part, bytes.fromhex(receipt.sha256), receipt.steps]
-            return signed.sign_fields(signer.identity, COUNTED, [run, receipt.receiver, receipt.round, *what, card])
+    counts = [receipt.attempts, receipt.forward, receipt.backward, receipt.tokens]
+    where = [receipt.replica, receipt.stage, receipt.since]
+    fields = [signer.authority.run, receipt.receiver, receipt.round, *where, *counts, signer.card]
+    return signed.sign(signer.identity, WORK, fields)
 
 
-def read_receipt(data: bytes, authority: Authority) -> Receipt:
+def read_receipt(data: bytes, authority: Authority) -> Work:
     """Check a receipt.
 
     Raises:
         FormatError: it is none of this run, or its signer was not admitted, or to a place that could not see this.
     """
-    if len(data) > MOST_RECEIPT_BYTES:
-        raise FormatError(f"a receipt of {len(data)} bytes, where {MOST_RECEIPT_BYTES} are allowed")
-    start = len(COUNTED) + 1 + SIGNATURE_BYTES + PUBLIC_BYTES
-    counted = data[:start].endswith(COUNTED.encode() + b"\0")
-    signer, fields, card = authority.read_signed(data, COUNTED if counted else WORK)
+    if len(data) > MOST_BYTES:
+        raise FormatError(f"a receipt of {len(data)} bytes, where {MOST_BYTES} are allowed")
+    signer, fields, card = authority.read_signed(data, WORK)
     if card.on_trial:
         raise FormatError(f"peer {signer[-8:]} was on trial when it signed")
-    receipt = (_counted if counted else _work)(signer, fields, card)
+    receipt = _work(signer, fields, card)
     if receipt.receiver == signer:
         raise FormatError(f"peer {signer[-8:]} signed a receipt for itself")
     return receipt
+
+
+def is_retired(data: bytes) -> bool:
+    """Whether it says that it is a receipt of the kind that is not signed any more."""
+    return data[SIGNATURE_BYTES + PUBLIC_BYTES :].startswith(RETIRED + b"\0")
 
 
 def _work(signer: PeerId, fields: list[Any], card: Card) -> Work:
@@ -158,17 +131,6 @@ def _work(signer: PeerId, fields: list[Any], card: Card) -> Work:
     return Work(signer, PeerId(receiver), round, ReplicaId(replica), stage, beside, *counts)
 
 
-def _counted(signer: PeerId, fields: list[Any], card: Card) -> CountedReceipt:
-    match fields:
-        case [_, str(receiver), int(round), str(part), bytes(digest), int(steps), _] if (
-            _is_peer(receiver) and 1 <= round < 2**31 and len(digest) == 32 and 1 <= steps < 2**31
-        ):
-            if not card.may_author(part):
-                raise FormatError(f"peer {signer[-8:]} has no place that contributes to {part[:40]!r}")
-            return CountedReceipt(signer, PeerId(receiver), round, Part(part), digest.hex(), steps)
-    raise FormatError(f"peer {signer[-8:]} signed a receipt with other fields than one of a contribution has")
-
-
 def _is_peer(name: str) -> bool:
     return 1 <= len(name) <= 64 and name.isprintable()
 
@@ -189,7 +151,7 @@ class Verifier:
         """The run's id."""
         return self.authority.run
 
-    def check(self, data: bytes) -> Receipt:
+    def check(self, data: bytes) -> Work:
         """Check a receipt.
 
         Raises:
@@ -201,7 +163,7 @@ class Verifier:
         for who, what in ((receipt.signer, "its signer"), (receipt.receiver, "its receiver")):
             if receipt.round >= (start := self.revoked.get(who, 2**31)):
                 raise FormatError(f"the operator has taken {what}, peer {who[-8:]}, out from round {start} on")
-        if isinstance(receipt, Work) and self.tokens:
+        if self.tokens:
             pairs = min(receipt.forward, receipt.backward)
             if receipt.tokens != pairs * self.tokens:
                 raise FormatError(f"{receipt.tokens} tokens are not those of {pairs} microbatches")
@@ -239,50 +201,35 @@ def receipt_from_line(line: bytes) -> bytes:
 @dataclass(frozen=True, slots=True)
 class RoundCredit:
     """The credit of one round. With two neighbours both sign the same work: `tokens` and `microbatches` are what the
-    receipts of one side show, the side that says more; `tokens_of_both` what those of both sides show. `contradicted`:
-    of one part, signers name different contributions."""
+    receipts of one side show, the side that says more; `tokens_of_both` what those of both sides show."""
 
     round: int
     tokens: int = 0
     microbatches: int = 0
     tokens_of_both: int = 0
     neighbours: tuple[PeerId, ...] = ()
-    counted_by: tuple[PeerId, ...] = ()
-    steps: int = 0
-    contradicted: bool = False
-
-    @property
-    def signers(self) -> tuple[PeerId, ...]:
-        """The peers that signed any of the receipts."""
-        return tuple(sorted({*self.neighbours, *self.counted_by}))
-
-    @property
-    def counts(self) -> bool:
-        """Whether somebody says that the contribution counted, and nobody that another one did."""
-        return bool(self.counted_by) and not self.contradicted
+    """The peers that signed any of the receipts."""
 
 
-def standing(receipts: Iterable[Receipt]) -> list[Receipt]:
+def standing(receipts: Iterable[Work]) -> list[Work]:
     """Select the receipts that no later one has replaced, each once, in order."""
-    kept: dict[tuple[object, ...], Receipt] = {}
+    kept: dict[tuple[object, ...], Work] = {}
     for each in receipts:
         known = kept.get(each.stands_for)
         if known is None or each.amount > known.amount:
             kept[each.stands_for] = each
-    return sorted(kept.values(), key=lambda each: (each.round, isinstance(each, CountedReceipt), each.signer))
+    return sorted(kept.values(), key=lambda each: (each.round, each.signer))
 
 
-def by_round(receipts: Iterable[Receipt]) -> list[RoundCredit]:
+def by_round(receipts: Iterable[Work]) -> list[RoundCredit]:
     """Sum up the receipts of one receiver, by round."""
-    rounds: dict[int, list[Receipt]] = {}
+    rounds: dict[int, list[Work]] = {}
     for each in standing(receipts):
         rounds.setdefault(each.round, []).append(each)
     return [_sum(round, found) for round, found in sorted(rounds.items())]
 
 
-def _sum(round: int, receipts: list[Receipt]) -> RoundCredit:
-    work = [each for each in receipts if isinstance(each, Work)]
-    counted = [each for each in receipts if isinstance(each, CountedReceipt)]
+def _sum(round: int, work: list[Work]) -> RoundCredit:
     tokens = microbatches = of_both = 0
     for stage in {each.stage for each in work}:
         sides = [(0, 0), (0, 0)]
@@ -292,19 +239,7 @@ def _sum(round: int, receipts: list[Receipt]) -> RoundCredit:
             sides[side] = sum(each.tokens for each in seen), pairs
         more = max(sides)
         tokens, microbatches, of_both = tokens + more[0], microbatches + more[1], of_both + min(sides)[0]
-    named: dict[Part, set[str]] = {}
-    for each in counted:
-        named.setdefault(each.part, set()).add(each.sha256)
-    return RoundCredit(
-        round,
-        tokens,
-        microbatches,
-        of_both,
-        tuple(sorted({each.signer for each in work})),
-        tuple(sorted({each.signer for each in counted})),
-        max((each.steps for each in counted), default=0),
-        any(len(digests) > 1 for digests in named.values()),
-    )
+    return RoundCredit(round, tokens, microbatches, of_both, tuple(sorted({each.signer for each in work})))
 
 
 def microbatch_tokens(manifest: Manifest) -> int:

@@ -63,7 +63,6 @@ ATTESTATION = attestations.Attestation(HOLDER.peer_id, 7, 2, {EMBEDDING: (SHA256
 BEQUEST = Bequest(AUTHOR.peer_id, HOLDER.peer_id, 3, 0, SHA256, 1000)
 
 WORK = receipts.Work(AUTHOR.peer_id, PEER, 3, ReplicaId(AUTHOR.peer_id), 1, 0, 1, 1, 9, 9, 90)
-COUNTED = receipts.CountedReceipt(AUTHOR.peer_id, PEER, 3, stage_part(0), SHA256, 9)
 
 
 def read_receipt(data: bytes) -> Entry:
@@ -147,14 +146,6 @@ SIGNED = (
         lambda data: receipts.read_receipt(data, AUTHORITY),
         receipts.sign_credit_receipt(signer(AUTHOR), WORK),
         WORK,
-    ),
-    behind_signature(
-        "receipt of a contribution",
-        AUTHOR,
-        receipts.COUNTED,
-        lambda data: receipts.read_receipt(data, AUTHORITY),
-        receipts.sign_credit_receipt(signer(AUTHOR), COUNTED),
-        COUNTED,
     ),
     Reader(
         "receipt in a file",

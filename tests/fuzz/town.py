@@ -190,7 +190,7 @@ def _honest(caller: LoopbackPeer, before: LoopbackPeer, victim: LoopbackPeer) ->
     said = Noted(name="Refused", words="something", round=1, peer=victim.id)
     requests = {
         "Blobs/Fetch": blobs_pb2.FetchRequest(sha256=entries[0].sha256),
-        "Credit/Sign": credit_pb2.CreditQuestion(worked=[1, 2], counted=[1, 2], part=PART),
+        "Credit/Sign": credit_pb2.CreditQuestion(worked=[1, 2]),
         "Monitor/Tell": monitor_pb2.Batch(
             batch_json=pack_report(StepReport(round=1, step=2, loss=5.0, happened=[said]))
         ),

@@ -119,8 +119,8 @@ def encode(vector: Vector) -> bytes:
             return bequests.sign_bequest(_signer(vector, values["giver"], values["card"]), _bequest(values))
         case "inheritance":
             return bequests.sign_answer(_signer(vector, values["heir"]), _bequest(values), values["reason"])
-        case "work" | "counted":
-            return receipts.sign_credit_receipt(_signer(vector, values["signer"], values["card"]), _receipt(vector))
+        case "work":
+            return receipts.sign(_signer(vector, values["signer"], values["card"]), _receipt(vector))
         case "record":
             record = PeerRecord.model_validate(values["record"])
             return records.sign_record(_signer(vector, record.peer_id, values["card"]), record)
@@ -202,10 +202,8 @@ def _bequest(values: Values) -> bequests.Bequest:
     return bequests.Bequest(values["giver"], values["heir"], values["number"], stage, sha256, size)
 
 
-def _receipt(vector: Vector) -> receipts.Receipt:
+def _receipt(vector: Vector) -> receipts.Work:
     said = {name: value for name, value in vector.values.items() if name not in ("run", "card")}
-    if vector.kind == "counted":
-        return receipts.CountedReceipt(**said)
     return receipts.Work(**said, beside=vector.values["card"]["stage"])
 
 
@@ -245,7 +243,7 @@ def read(vector: Vector, data: bytes) -> Values:
         case "inheritance":
             reason = bequests.read_answer(data, _bequest(values), Authority(run, PeerId("")))
             return values | {"reason": reason}
-        case "work" | "counted":
+        case "work":
             receipt = asdict(receipts.read_receipt(data, _authority(values["card"], run)))
             card = _read_card(signed.read_signed(data, vector.kind)[1][-1])
             assert receipt.pop("beside", card["stage"]) == card["stage"]

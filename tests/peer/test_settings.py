@@ -86,11 +86,6 @@ def test_activations_are_computed_again_where_it_was_said_or_where_they_would_no
     assert not recomputes("keep", 1)
 
 
-def test_what_torch_cannot_compile_is_refused_before_anything_is_fetched():
-    with pytest.raises(UserError, match="--schedule 1f1b"):
-        said(compiled=True, schedule="zero-bubble")
-
-
 def test_fp16_is_for_one_process(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(UserError, match="--precision fp16 goes with one process"):
         said(precision="fp16", nproc=2)

@@ -246,9 +246,7 @@ class Village:
         }
         kept = KeptReceipts(folder / RECEIPTS, self.authority)
         earned = Earned(SeenWork(signer, manifest), reconciler, kept, said.append)
-        followed = FollowedParts(
-            manifest, RUN, identity.peer_id, parts, contribution_store, snapshots, torch_thread, closed=earned.close
-        )
+        followed = FollowedParts(manifest, RUN, identity.peer_id, parts, contribution_store, snapshots, torch_thread)
         intake.begin(followed.check)
         outer = OuterLoop(manifest, folder, followed, discovery, reconciler, said.append, Pace(3.0))
         handover = HandoverService(reconciler, place, Children())

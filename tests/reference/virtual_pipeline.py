@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 
-from peer.compute.schedule import Action, Backward, Forward, Schedule, Weights
+from peer.compute.schedule import Action, Backward, Forward, Schedule
 
 
 @dataclass
@@ -29,12 +29,11 @@ def play(
     carry: Callable[[int, Action], float],
     latency: float = 0.0,
     one_uplink: bool = False,
-    split: bool = False,
 ) -> Played:
     """One inner step. A pass of a stage takes `seconds(stage, action)`; its frame then occupies the link to the next
     stage, in its direction, for `carry(stage, action)`, and is there `latency` later. With `one_uplink` a stage sends
-    to both its neighbours over the same. With `split` backward passes leave the gradients of weights for later."""
-    todo = [Schedule(stage, stages, microbatches, depths[stage], split) for stage in range(stages)]
+    to both its neighbours over the same."""
+    todo = [Schedule(stage, stages, microbatches, depths[stage]) for stage in range(stages)]
     here: list[set[Action]] = [set() for _ in range(stages)]
     free_at: dict[tuple[int, type], float] = {}
     busy_until: list[float | None] = [None] * stages
@@ -69,7 +68,7 @@ def play(
         there = stage + 1 if isinstance(action, Forward) else stage - 1
         if isinstance(action, Forward) and action.microbatch == 0:
             sent[stage] = now
-        if 0 <= there < stages and not isinstance(action, Weights):
+        if 0 <= there < stages:
             way = stage, object if one_uplink else type(action)
             begin = max(now, free_at.get(way, 0.0))
             free_at[way] = begin + carry(stage, action)

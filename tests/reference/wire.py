@@ -416,12 +416,6 @@ def work(data: bytes) -> dict[str, Any]:
     return dict(zip(names, said, strict=False)) | {"signer": signer, "card": own}
 
 
-def counted(data: bytes) -> dict[str, Any]:
-    signer, (run, receiver, round, part, sha256, steps, own) = signed(data, "counted")
-    said = {"run": run, "signer": signer, "receiver": receiver, "round": round, "part": part}
-    return said | {"sha256": sha256.hex(), "steps": steps, "card": card(own)}
-
-
 def peer_record(data: bytes) -> dict[str, Any]:
     require(len(data) <= 4096, "too long")
     peer, (run, packed, own) = signed(data, "record")

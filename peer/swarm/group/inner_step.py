@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from peer.compute.schedule import Backward, Forward, Schedule, Weights, depth_for, least_depth, split_depth
+from peer.compute.schedule import Backward, Forward, Schedule, depth_for, least_depth
 from peer.compute.trainer import StageTrainer
 from peer.data.batches import Batch
 from peer.model.number_format import from_bytes, to_bytes
@@ -87,8 +87,6 @@ class PipelineStage:
     embedding_digest: str = "00" * 32
     room: int = sys.maxsize
     """Microbatches that fit into memory."""
-    split: bool = False
-    """Whether gradients of weights are left for when this stage would wait; its trainer must be of the same mind."""
     depth: int = 0
     """Microbatches in flight at most, by what a step has measured; 0 before the first: as many as 1F1B has."""
     speed: float = 0.0
@@ -292,9 +290,6 @@ class StepInHand:
                 await self._forward(microbatch)
             case Backward(microbatch):
                 await self._backward(microbatch)
-            case Weights(microbatch):
-                with self._timed(microbatch):
-                    await self.here.torch_thread.run(self.here.trainer.weight_gradients, self.number(microbatch))
             case None:
                 for incoming in (self.before, self.behind):
                     if incoming is not None and incoming.over:
@@ -351,11 +346,10 @@ class StepInHand:
 
     def _schedule(self) -> Schedule:
         here, stages = self.here, self.manifest.replicas.stages
-        depth = here.depth or least_depth(here.trainer.index, stages)
-        depth = max(split_depth(depth, stages, here.room) if here.split else depth, self.late + 1)
+        depth = max(here.depth or least_depth(here.trainer.index, stages), self.late + 1)
         more = None if self.late else 0
         n = self.manifest.inner.microbatches
-        return Schedule(here.trainer.index, stages, n, depth, here.split, here.begun, more)
+        return Schedule(here.trainer.index, stages, n, depth, here.begun, more)
 
     def _place(self, microbatch: int) -> FramePosition:
         steps, number = divmod(microbatch, self.todo.microbatches)

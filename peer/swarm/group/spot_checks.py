@@ -1,16 +1,16 @@
 """A stage's spot checks of what its neighbours send it.
 
-In each round it keeps some numbers of every payload, at places that it draws and tells nobody, and now and then has the
-operator's observer compute a random microbatch again from the outer state. If what came is nothing like that, and
-others of the same step are, it doubts the microbatch and has all of the group check these. Then whoever received what
-was false first, in the order of passes, hangs up on its sender before anybody else does; so the others know that the
-group is broken before they would blame somebody who passed on what it was sent.
+It keeps some numbers of every payload of a round's first step, at places that it draws and tells nobody, and once in a
+round has the operator's observer compute a random microbatch of that step again from the outer state. If what came is
+not that, the stage doubts the microbatch, and all of its group check it, too. The observer tells each stage what its
+neighbours were told, so each sees by itself whether a neighbour made what is false of what is true, and hangs up then.
 """
 
 import asyncio
 import random
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -23,7 +23,13 @@ from peer.model.number_format import number_format
 from peer.network.duplex import BreachError
 from peer.network.group import Link, is_doubt
 from peer.network.spot_check_service import ask
-from peer.swarm.group import likenesses
+from peer.swarm.group.likenesses import (
+    PayloadKind,
+    chance_of_check,
+    false_payload,
+    is_made_of_true,
+    likeness_of_sources,
+)
 from peer.swarm.rounds.outer_round import OuterLoop
 from protocol.clock import monotonic
 from protocol.codec.frames import FramePosition, pack_doubt
@@ -34,23 +40,21 @@ from protocol.manifest import Manifest
 from protocol.schemas import pipeline_pb2 as pb
 
 PASSES_KEPT = 512
-"""Microbatches of which samples and token ids are kept: 32 KiB each with 2 × 1,024 tokens."""
+"""Microbatches of a step of which samples and token ids are kept: 32 KiB each with 2 × 1,024 tokens."""
 
-DOUBTS = 8
-"""Microbatches that are checked in a round because others ask for it: so many for each stage behind the link, so that
-one that doubts all keeps nobody else's doubts from being heard."""
+CHECK_WITHIN = 1 / 4
+"""The share of a round's steps after which a stage has checked its microbatch: later ones leave time to act."""
 
 PAUSE_SECONDS = 60.0
-"""After a question that was not answered no more microbatches are drawn for so long: there is no observer that audits,
-or it is busy with the last round."""
+"""After a question that was not answered a stage asks again about a microbatch of its own choice so much later: there
+is no observer that audits, or it is busy with the last round."""
 
 AGAIN_SECONDS = 5.0
-"""After so long the observer is asked again, for what it has not answered or for what a neighbour received; then less
-often."""
+"""How often the observer is asked again about a microbatch that is doubted, until the question is settled."""
 
-PATIENCE_SECONDS = 120.0
-"""Where a neighbour does not have checked what it received, or was sent what is false itself, this is the time between
-the place of one false payload, in the order of passes, and the next: whoever received the first acts first."""
+ANSWER_SECONDS = 60.0
+"""How long a stage waits for a neighbour that sent something false to have checked what it received, while the observer
+answers; and once more as long for one that was sent something false itself to act on that."""
 
 
 @dataclass(slots=True)
@@ -64,8 +68,8 @@ class PassInHand:
 
 @dataclass(slots=True)
 class Received:
-    """Samples of what a stage has received in a round, by the number of the microbatch in it; of the last
-    `PASSES_KEPT`. Its methods are for the torch thread. `manifest` has the d / k of the group's frames."""
+    """Samples of what a stage has received in a round's first step, by microbatch. `manifest` has the d / k of the
+    group's frames. Its methods are for the torch thread."""
 
     manifest: Manifest
     stage: int
@@ -78,10 +82,10 @@ class Received:
     """The places, on the stage's device: the same in all payloads of an inner loop."""
 
     def forward(self, number: int, tokens: npt.NDArray[np.int64], activations: Tensor | None) -> None:
-        """Keep some of what came forward; `activations` are None at the first stage."""
-        self.passes[number] = PassInHand(tokens, self._sample(activations, backward=False))
-        if len(self.passes) > PASSES_KEPT:
-            del self.passes[next(iter(self.passes))]
+        """Keep some of what came forward of microbatch `number` of the round; `activations` are None at the first
+        stage."""
+        if number < min(self.manifest.inner.microbatches, PASSES_KEPT):
+            self.passes[number] = PassInHand(tokens, self._sample(activations, backward=False))
 
     def backward(self, number: int, gradients: Tensor | None) -> None:
         """Keep some of what came back; None at the last stage."""
@@ -89,7 +93,7 @@ class Received:
             self.passes[number].gradients = self._sample(gradients, backward=True)
 
     def read(self, round: int, number: int) -> ReceivedPass | None:
-        """What to ask about a microbatch; None: it has not come in both directions, or is not kept any more."""
+        """What to ask about a microbatch; None: it has not come in both directions, or is not kept."""
         kept, last = self.passes.get(number), self.stage == self.manifest.replicas.stages - 1
         if kept is None or (kept.activations is None and self.stage) or (kept.gradients is None and not last):
             return None
@@ -118,32 +122,18 @@ class SpotChecking:
     downstream: Link | None
     end_group: Callable[[BreachError | LostMemberError], None]
     tasks: asyncio.TaskGroup
-    activations: dict[int, float] = field(default_factory=dict)
-    """Likenesses of what came from the stage before, by microbatch."""
-    gradients: dict[int, float] = field(default_factory=dict)
-    """Likenesses of what came from the stage behind, where they are judged."""
-    checked: set[int] = field(default_factory=set)
-    """The microbatches that were computed again for this stage."""
-    exact: set[int] = field(default_factory=set)
-    """The microbatches of the round's first step that were computed again from the weights that the group had."""
     doubted: set[int] = field(default_factory=set)
     """The microbatches that some stage of the group has asked all to check."""
-    heard: Counter[PeerId] = field(default_factory=Counter)
+    doubts_heard: Counter[PeerId] = field(default_factory=Counter)
     """How many of these each neighbour has told of."""
-    owed: int = 0
-    """The checks of others of a suspicious payload's step, for which as many are not drawn later."""
-    accusing: int | None = None
-    """The rank of the payload whose sender is to be accused."""
-    again: float = 0.0
-    """The time from which microbatches are drawn: a while after a question that was not answered."""
-    over: bool = False
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
     one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
-    first_after: int = field(init=False)
-    """After so many steps of the round a microbatch of the first is checked: not all groups' at the same time."""
+    check_after: int = field(init=False)
+    """The steps of the round after which a microbatch is checked: not all groups' at the same time."""
 
     def __post_init__(self) -> None:
         """Hear of others' doubts from now on."""
-        self.first_after = random.randint(1, max(1, min(PASSES_KEPT // self._n, self.outer.manifest.inner.steps)))
+        self.check_after = random.randint(1, max(1, int(CHECK_WITHIN * self.outer.manifest.inner.steps)))
         for link in self._links:
             link.aside = partial(self._hear, link)
 
@@ -152,76 +142,41 @@ class SpotChecking:
         return [each for each in (self.upstream, self.downstream) if each is not None]
 
     @property
-    def _n(self) -> int:
-        return self.outer.manifest.inner.microbatches
-
-    @property
-    def _sides(self) -> tuple[tuple[bool, Link | None, dict[int, float]], ...]:
-        """Of each neighbour: whether what it sends goes backward, the link, and the likenesses of what came."""
-        return (False, self.upstream, self.activations), (True, self.downstream, self.gradients)
+    def over(self) -> bool:
+        """Whether the inner loop is over, or the group is."""
+        return self.ended.is_set()
 
     def end(self) -> None:
-        """The inner loop is over, or the group is: nobody is accused any more."""
-        self.over = True
+        """From now on nobody is accused any more."""
+        self.ended.set()
 
     def step_taken(self, steps: int) -> None:
-        """So many inner steps of the round are behind this stage: check a microbatch of one of them, now and then."""
-        manifest, due = self.outer.manifest, likenesses.checks_in_a_step(self.outer.manifest)
-        here = [number for number in list(self.received.passes) if number < steps * self._n and self._links]
-        if not here or monotonic() < self.again:
+        """So many inner steps of the round are behind this stage: check a microbatch of the first, if it is time."""
+        kept = list(self.received.passes)
+        is_due = steps == self.check_after and kept and self._links
+        if is_due and random.random() < chance_of_check(self.outer.manifest):
+            self.tasks.create_task(self._check(random.choice(kept), is_doubted=False))
+
+    async def _check(self, number: int, is_doubted: bool) -> None:
+        """Have a microbatch computed again, and if a neighbour sent what is false, hold it to account."""
+        answer = await self._ask(number)
+        while answer is None and number in self.received.passes and not self.over:
+            await self._pause(AGAIN_SECONDS if is_doubted else PAUSE_SECONDS)
+            answer = await self._ask(number)
+        if answer is None or not answer.same_state or self.over:
             return
-        first = [number for number in here if number < self._n]
-        if first and steps == self.first_after and random.random() < likenesses.checks_of_the_first_step(manifest):
-            self.owed += 1
-            self.tasks.create_task(self._look(random.choice(first)))
-        for _ in range(int(due) + (random.random() < due % 1)):
-            if self.owed:
-                self.owed -= 1
-            else:
-                self.tasks.create_task(self._look(random.choice(here)))
+        kind = false_payload(answer, self.outer.manifest, self.received.stage)
+        link = self.upstream if kind == "activations" else self.downstream
+        if kind is not None and link is not None:
+            if number not in self.doubted:
+                self._doubt(number)
+            await self._hold_to_account(link, kind, number, answer)
 
-    async def _look(self, number: int, insist: bool = False) -> None:
-        """Check a microbatch, and if it is suspicious others of its step; and see whether somebody sent what is false.
-        What is suspicious is asked about until there is an answer, and so is what others doubt (`insist`)."""
-        pause = AGAIN_SECONDS
-        while not self.over and number in self.received.passes:
-            await self._check(number)
-            others = self._compared_with(number)
-            for each in others:
-                self.owed += each not in self.checked
-                await self._check(each)
-            self._judge()
-            if {number, *others} <= self.checked or not (insist or others):
-                return
-            await asyncio.sleep(pause)
-            pause *= 1.2
-
-    def _compared_with(self, number: int) -> list[int]:
-        """The microbatches of the same step that show how like payloads of it usually are, if what came of this one is
-        suspicious; what is exact needs no others."""
-        doubted, seen = number in self.doubted, [each for *_, each in self._sides if number in each]
-        if number in self.exact or not any(likenesses.is_suspicious(number, each, doubted) for each in seen):
-            return []
-        return likenesses.others_of_step(number, self._n)[: likenesses.ENOUGH]
-
-    def _is_false(self, number: int, backward: bool, seen: dict[int, float]) -> bool:
-        doubted = number in self.doubted
-        if (least := self._least_exact(number, backward, doubted)) is not None:
-            return seen[number] < least
-        return likenesses.is_false(number, self._n, seen, doubted)
-
-    async def _check(self, number: int) -> None:
-        """Have a microbatch computed again, if it was not yet, and note how like what came of it is."""
-        if number in self.checked or (answer := await self._ask(number)) is None:
-            return
-        self.checked.add(number)
-        manifest = self.outer.manifest
-        if answer.same_state and number < self._n and not manifest.outer.overlap:
-            self.exact.add(number)
-        if self.upstream is not None:
-            self.activations[number] = answer.activations
-        if self.downstream is not None and (number in self.exact or likenesses.judges_gradients(manifest)):
-            self.gradients[number] = answer.gradients
+    async def _pause(self, seconds: float) -> None:
+        """Wait for a while, or until the inner loop is over."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.ended.wait()
 
     async def _ask(self, number: int) -> Likeness | None:
         """How like what came of a microbatch is; None: nobody says, or it is too late."""
@@ -230,93 +185,57 @@ class SpotChecking:
             if self.over or asked is None:
                 return None
             asked = replace(asked, neighbours=tuple(link.peer for link in self._links))
-            answer = await ask(asked, self.outer.reconciler)
-            if answer is None:
-                self.again = monotonic() + PAUSE_SECONDS
-            return answer
+            return await ask(asked, self.outer.reconciler)
 
-    def _judge(self) -> None:
-        """Doubt what is false, and accuse the sender of what came first in the order of passes."""
-        found: list[tuple[int, bool, int]] = []
-        stage, stages = self.received.stage, self.outer.manifest.replicas.stages
-        for backward, _, seen in self._sides:
-            place = likenesses.rank(stage, stages, backward)
-            found += [(place, backward, number) for number in seen if self._is_false(number, backward, seen)]
-        for number in {number for *_, number in found} - self.doubted:
-            self._tell(number)
-        if found and (self.accusing is None or min(found)[0] < self.accusing):
-            self.accusing = min(found)[0]
-            self.tasks.create_task(self._account(*min(found)))
-
-    async def _account(self, place: int, backward: bool, number: int) -> None:
-        """Hold the sender of a false payload to account: at once if what it received itself was true, or if it is the
-        first stage, which receives nothing; else if nobody has who received something false before."""
-        _, link, seen = self._sides[backward]
-        what = "gradients" if backward else "activations"
-        until, heard = monotonic() + place * PATIENCE_SECONDS, False
-        pause = AGAIN_SECONDS
-        while link is not None and not self.over and monotonic() < until:
+    async def _hold_to_account(self, link: Link, kind: PayloadKind, number: int, first: Likeness) -> None:
+        """Hang up on a neighbour that made something false of what is true, or does not have checked what it received.
+        If it received something false itself, whoever sent that has to be hung up on by the neighbour, or by one before
+        it; if nobody is, or if it is not clear who lied, the group ends, and nobody is blamed."""
+        manifest, stage = self.outer.manifest, self.received.stage
+        what = f"false {kind} of {FramePosition(self.round, 0, number)}"
+        sent = first.activations if kind == "activations" else first.gradients
+        answer: Likeness | None = first
+        deadline, was_misled = monotonic() + ANSWER_SECONDS, False
+        while not self.over:
+            if answer is None:  # a silent observer is no fault of the neighbour's
+                deadline = monotonic() + ANSWER_SECONDS
+            else:
+                sources = likeness_of_sources(answer, kind, link.peer, manifest, stage)
+                of_true = None if sources is None else is_made_of_true(sources, sent, manifest)
+                if of_true is False and not was_misled:
+                    deadline, was_misled = deadline + ANSWER_SECONDS, True
+                waits = (sources is None or of_true is False) and monotonic() < deadline
+                if not waits:
+                    self.end()
+                    if of_true or sources is None:
+                        like = f"{sent:.3g} like what the outer state makes of them"
+                        self.end_group(link.breach(f"sent {what}: {like}"))
+                    else:
+                        self.end_group(LostMemberError(f"who of its group sent {what} is not clear"))
+                    return
+            await self._pause(AGAIN_SECONDS)
             answer = await self._ask(number)
-            if self.over or self.accusing != place:
-                return
-            received = answer.neighbours.get(link.peer) if answer is not None else None
-            made_of_true = received is not None and self._is_made_of_true(number, backward, received)
-            if made_of_true:
-                break
-            if made_of_true is None:
-                where = self._position(number)
-                self.end_group(LostMemberError(f"who of its group sent false {what} of {where} is not clear"))
-                return
-            if received is not None and not heard:  # from now on the neighbour has to act
-                until, heard = monotonic() + place * PATIENCE_SECONDS, True
-            await asyncio.sleep(min(pause, max(0.01, until - monotonic())))
-            pause *= 1.5  # one peer has few questions in a round
-        if self.over or self.accusing != place or link is None:
-            return
-        middle = None if number in self.exact else likenesses.usual(number, self._n, seen)
-        beside = "" if middle is None else f", others of the step {middle:.2f}"
-        like = f"{seen[number]:.3g} like what the outer state makes of them{beside}"
-        self.end_group(link.breach(f"sent false {what} of {self._position(number)}: {like}"))
-
-    def _is_made_of_true(self, number: int, backward: bool, received: tuple[float, float]) -> bool | None:
-        """Whether a neighbour's payload of a microbatch is made of a true one; None: that is not clear. `received`: how
-        like the activations and the gradients are that the neighbour has had checked."""
-        stage, last = self.received.stage, self.outer.manifest.replicas.stages - 1
-        of_gradients, sent = backward and stage + 1 < last, self._sides[backward][2][number]
-        if (least := self._least_exact(number, of_gradients, doubted=True)) is not None:
-            return likenesses.is_made_of_true_exact(received[of_gradients], sent, least)
-        seen = self._sides[of_gradients][2] or self._sides[backward][2]  # of the same direction, if there are any here
-        return likenesses.is_made_of_true(received[of_gradients], number, self._n, seen)
-
-    def _least_exact(self, number: int, backward: bool, doubted: bool) -> float | None:
-        """The likeness below which the payload is false if it is exact; None: it is not."""
-        wires = self.outer.manifest.replicas.wires
-        return likenesses.least_exact(wires[backward], doubted) if number in self.exact else None
-
-    def _position(self, number: int) -> FramePosition:
-        step, microbatch = divmod(number, self._n)
-        return FramePosition(self.round, step, microbatch)
 
     # Doubts
 
-    def _tell(self, number: int, but: Link | None = None) -> None:
-        """Ask the others of the group to check a microbatch, too; `but` who said so."""
+    def _doubt(self, number: int, heard_from: Link | None = None) -> None:
+        """Ask the others of the group to check a microbatch, too."""
         self.doubted.add(number)
         for link in self._links:
-            if link is not but:
-                link.send(pack_doubt(self._position(number)))
+            if link is not heard_from:
+                link.send(pack_doubt(FramePosition(self.round, 0, number)))
 
     def _hear(self, link: Link, message: pb.Frame) -> bool:
-        """Take a doubt that a neighbour tells or passes on. Returns whether the message is one."""
+        """Take a doubt that a neighbour tells or passes on: one of each stage behind the link, as each checks one
+        microbatch. Returns whether the message is one."""
         if not is_doubt(message):
             return False
-        place, n = message.doubt, self._n
-        number = place.step * n + place.microbatch
-        known = place.round != self.round or place.microbatch >= n or number in self.doubted
-        stage, last = self.received.stage, self.outer.manifest.replicas.stages - 1
-        most = DOUBTS * (stage if link is self.upstream else last - stage)
-        if not (self.over or known) and self.heard[link.peer] < most:
-            self.heard[link.peer] += 1
-            self._tell(number, but=link)
-            self.tasks.create_task(self._look(number, insist=True))
+        position, number = message.doubt, message.doubt.microbatch
+        is_known = position.round != self.round or position.step > 0 or number in self.doubted
+        stage, manifest = self.received.stage, self.outer.manifest
+        most = stage if link is self.upstream else manifest.replicas.stages - 1 - stage
+        if not (self.over or is_known) and number < manifest.inner.microbatches and self.doubts_heard[link.peer] < most:
+            self.doubts_heard[link.peer] += 1
+            self._doubt(number, heard_from=link)
+            self.tasks.create_task(self._check(number, is_doubted=True))
         return True

@@ -55,8 +55,6 @@ class StageRound:
     handover: Handover
     blobs: BlobService
     earned: Earned
-    split_backward: bool = False
-    """Whether the gradients of weights are left for when this stage would wait (`peer/compute/schedule.py`)."""
     max_memory: int | None = None
     """Bytes that this peer may use; None: what there is."""
     round: int = 0
@@ -129,7 +127,6 @@ class StageRound:
             room=microbatches_that_fit(
                 manifest, stage, self.trainer.device, self.max_memory, self.trainer.arithmetic.recompute
             ),
-            split=self.split_backward,
             depth=self.depth,
             goal=self.goal,
             received=Received(manifest.at(self.compression), stage),

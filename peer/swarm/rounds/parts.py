@@ -1,6 +1,6 @@
 """The parts of the model that a peer follows: what counts in each, and the grids that follow from it."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -21,9 +21,6 @@ from protocol.outer.data_plan import Reading
 from protocol.outer.history import Claim
 from protocol.outer.ledger import Entry, Ledger
 from protocol.outer.set_difference import Authored
-
-Closed = Callable[[Part, int, Mapping[PeerId, tuple[str, int]]], None]
-"""Is told of a round of a part that is closed, and whose contributions are in it: author → SHA-256, inner steps."""
 
 CLAIMS_KEPT = 8
 """Closed rounds whose digest a peer remembers, to compare with peers that are behind."""
@@ -67,7 +64,6 @@ class FollowedParts:
     torch_thread: TorchThread
     fresh: dict[str, Contribution] = field(default_factory=dict)
     """Contributions decoded when they came, until they are settled."""
-    closed: Closed = lambda part, round, counted: None
     reading: Reading = field(init=False)
     """The chunks of text that have been read, and those that are to be: a function of the embedding's closed rounds,
     for the peers that follow it."""
@@ -142,14 +138,9 @@ class FollowedParts:
     async def _fold(self, part: Part, chosen: Mapping[PeerId, str], lasting: bool) -> None:
         """Close a round for ever: the state after it goes to disk, unless later ones do at once, and old contributions
         leave it."""
-        followed, contributions = self.parts[part], await self.read_all(chosen)
-        counted = {
-            contribution.name.author: (chosen[contribution.name.author], contribution.steps)
-            for contribution in contributions
-        }
-        self.closed(part, followed.ledger.folded, counted)
+        followed = self.parts[part]
         if part == EMBEDDING:
-            self.reading = self.reading.fold(steps_read(contributions), self.manifest)
+            self.reading = self.reading.fold(steps_read(await self.read_all(chosen)), self.manifest)
         if lasting:
             await self.torch_thread.run(self._keep, part)
         await self._account(followed)

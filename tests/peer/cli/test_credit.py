@@ -9,21 +9,18 @@ from peer.process import Terminal
 from peer.store.receipt_file import RECEIPTS, KeptReceipts
 from peer.store.served import ContributionStore
 from peer.telemetry.events import Failed
-from protocol.identity import PeerId, ReplicaId, stage_part
+from protocol.codec.snapshot import PIECE_BYTES, Header
+from protocol.identity import EMBEDDING, PeerId, ReplicaId, stage_part
+from protocol.layout import elements, model_layout
+from protocol.outer.data_plan import Reading
+from protocol.outer.history import History
 from protocol.outer.ledger import Revocation
 from protocol.run.run_files import DESCRIPTOR, RunFile, descriptor_of, file_names
 from protocol.trust.keys import Identity, load_or_create
 from protocol.trust.membership_card import Authority, Card, Signer, issue
-from protocol.trust.proofs import sign_revocation
-from protocol.trust.receipts import (
-    CountedReceipt,
-    Receipt,
-    Work,
-    microbatch_tokens,
-    receipt_from_line,
-    receipt_to_line,
-    sign_credit_receipt,
-)
+from protocol.trust.proofs import revoke
+from protocol.trust.receipts import RETIRED, Work, from_line, microbatch_tokens, sign, to_line
+from protocol.trust.signed import sign as sign_message
 from tests.reference.admitted import identity
 from tests.reference.small_manifest import small_manifest
 
@@ -35,7 +32,7 @@ TOKENS = microbatch_tokens(MANIFEST)
 SIGNERS = {LEADER.peer_id: (LEADER, 0), LAST.peer_id: (LAST, 2), SAME.peer_id: (SAME, 1)}
 
 
-def signed(receipt: Receipt) -> bytes:
+def signed(receipt: Work) -> bytes:
     who, stage = SIGNERS[receipt.signer]
     card = issue(OPERATOR, AUTHORITY.run, Card(who.peer_id, "volunteer", stage, 0))
     return sign_credit_receipt(Signer(who, AUTHORITY, card), receipt)
@@ -49,7 +46,7 @@ def work(by: Identity, me: PeerId, round: int, pairs: int) -> Work:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A peer of stage 1 with receipts of rounds 1, 2, 30 and 36."""
+    """A peer of stage 1 with receipts of rounds 1, 2, 30 and 36, of which 1 counts, and 3, too."""
     folder = tmp_path / "peer"
     me = load_or_create(folder).peer_id
     (folder / DESCRIPTOR).write_bytes(DESCRIPTION.canonical())
@@ -62,9 +59,25 @@ def folder(tmp_path: Path) -> Path:
         work(LEADER, me, 36, 1),
     ]
     found.append(work(LEADER, me, 2, 6))
-    for each in (*found, CountedReceipt(SAME.peer_id, me, 1, stage_part(1), "cd" * 32, 3)):
+    for each in found:
         kept.append(each.round, [signed(each)])
+    older = sign_message(SAME, RETIRED.decode(), [AUTHORITY.run, me, 1, "stage-1", bytes(32), 3, b""])
+    kept.append(1, [older])  # as a version before this one kept them
+    hold(folder, 3, {SAME.peer_id: [(1, 3)], me: [(1, 1), (3, 3)]})
     return folder
+
+
+def hold(folder: Path, round: int, counted: dict[PeerId, list[tuple[int, int]]]) -> None:
+    """Have a folder hold the states after a round of what its peer follows; `counted` is stage 1's history."""
+    store = folder / "snapshots"
+    store.mkdir(exist_ok=True)
+    for part, history, reading in (
+        (EMBEDDING, History(), Reading.begin(MANIFEST)),
+        (stage_part(1), History(counted), None),
+    ):
+        pieces = -(-4 * elements(model_layout(MANIFEST)[part]) // PIECE_BYTES)
+        header = Header(part, round, history, ("ab" * 32,) * pieces, reading)
+        (store / f"{part}-{round:08d}.header").write_bytes(header.to_bytes())
 
 
 def run(*arguments: Path, capsys: pytest.CaptureFixture[str], out: Path | None = None) -> tuple[int, dict]:
@@ -80,14 +93,15 @@ def test_a_program_gets_what_each_round_brought_and_by_whose_word(folder: Path, 
     code, shown = run(folder, capsys=capsys)
     assert code == 0
     assert (shown["run"], shown["operator"]) == (AUTHORITY.run, AUTHORITY.operator)
-    first, second, last, never = shown["rounds"]
+    first, second, third, last, never = shown["rounds"]
     assert never["why"] == "one of the run's last rounds, which are never closed"
     assert (first["tokens"], first["tokens_of_both"], first["microbatches"]) == (6 * TOKENS, 4 * TOKENS, 6)
     assert set(first["neighbours"]) == {LEADER.peer_id, LAST.peer_id}
-    assert first["counted"]
-    assert first["counted_by"] == [SAME.peer_id]
-    assert second["why"] == "nobody has signed that it counted"
-    assert "not closed yet" in last["why"]
+    assert [first["counted"], second["counted"], third["counted"], last["counted"]] == [True, False, True, False]
+    assert (third["round"], third["tokens"]) == (3, 0)
+    assert second["why"] == "counted in no state that this folder holds"
+    assert "not closed here yet" in last["why"]
+    assert shown["rounds_counted"] == 2
     assert shown["tokens"] == 19 * TOKENS
     assert shown["refused"] == []
 
@@ -97,10 +111,10 @@ def test_a_person_is_told_that_all_of_it_was_verified_and_against_what(
 ):
     assert show_credit(CreditOptions(folder=folder), Terminal(lambda event: None)) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert f"{19 * TOKENS:,} tokens in 4 rounds" in shown
+    assert f"{19 * TOKENS:,} tokens in 5 rounds" in shown
     assert f"Verified offline against run {AUTHORITY.run[:12]}" in shown
     assert "receipts hold." in shown
-    assert f"counted: 3 steps, signed by {SAME.peer_id[-8:]}" in shown
+    assert "2 of them counted" in shown
 
 
 def test_what_is_written_out_verifies_by_another_peers_folder(folder: Path, tmp_path: Path, capsys):
@@ -146,23 +160,16 @@ def forged(folder: Path) -> dict[str, list[bytes]]:
     lines = path.read_bytes().splitlines(keepends=True)
     data = receipt_from_line(lines[0])
     card = issue(OPERATOR, AUTHORITY.run, Card(me.peer_id, "volunteer", 1, 0))
-    own = sign_credit_receipt(
-        Signer(me, AUTHORITY, card), CountedReceipt(me.peer_id, me.peer_id, 5, stage_part(1), "cd" * 32, 3)
-    )
-    unknown = Signer(SAME, AUTHORITY, issue(me, AUTHORITY.run, Card(SAME.peer_id, "volunteer", 1, 0)))
+    own = sign(Signer(me, AUTHORITY, card), replace(work(LAST, me.peer_id, 5, 3), stage=2))
+    unknown = Signer(LAST, AUTHORITY, issue(me, AUTHORITY.run, Card(LAST.peer_id, "volunteer", 2, 0)))
     elsewhere = work(LEADER, SAME.peer_id, 9, 6)
     return {
         "does not hold": [*lines, receipt_to_line(data.replace(b"\x01\xd9", b"\x02\xd9", 1)[:-1] + b"\0")],
         "base64": [*lines, lines[0][: len(lines[0]) // 2]],
-        "not peer": [*lines, receipt_to_line(signed(elsewhere))],
-        "for itself": [*lines, receipt_to_line(own)],
-        "nobody who may admit": [
-            *lines,
-            receipt_to_line(
-                sign_credit_receipt(unknown, CountedReceipt(SAME.peer_id, me.peer_id, 5, stage_part(1), "cd" * 32, 3))
-            ),
-        ],
-        "not those of": [*lines, receipt_to_line(signed(replace(work(LEADER, me.peer_id, 9, 6), tokens=10**9)))],
+        "not peer": [*lines, to_line(signed(elsewhere))],
+        "for itself": [*lines, to_line(own)],
+        "nobody who may admit": [*lines, to_line(sign(unknown, work(LAST, me.peer_id, 5, 3)))],
+        "not those of": [*lines, to_line(signed(replace(work(LEADER, me.peer_id, 9, 6), tokens=10**9)))],
     }
 
 

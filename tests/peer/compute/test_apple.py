@@ -31,12 +31,8 @@ def test_a_volunteer_trains_and_hands_on_what_it_has_learnt(
     with AppleOnly() as apple, sdpa_kernel(SDPBackend.MATH):
         trainer = StageTrainer(run, stage, "group", basis, CPU, arithmetic=arithmetic)
         trainer.load(grids)
-        if wire == "int8":
-            trainer.split_backward()
         for step in range(2):
             a_microbatch(trainer)()
-            for microbatch in list(trainer.due):
-                trainer.weight_gradients(microbatch)
             trainer.update(clip_factor([trainer.squared_norm()], 1e-3), step)
             trainer.load(grids, ahead=grids)
         trainer.moved()

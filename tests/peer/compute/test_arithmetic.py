@@ -104,39 +104,31 @@ def test_tf32_is_for_training_passes_of_peers_alone():
     assert matmul.fp32_precision == before
 
 
-def volunteer(stage: int, arithmetic: Arithmetic, split: bool = False, run: Manifest = run) -> StageTrainer:
+def volunteer(stage: int, arithmetic: Arithmetic, run: Manifest = run) -> StageTrainer:
     trainer = StageTrainer(run, stage, "group", orthonormal(run.model.d), CPU, arithmetic=arithmetic)
     trainer.load(genesis(run))
-    if split:
-        trainer.split_backward()
     return trainer
 
 
-def chained(
-    first: Arithmetic, last: Arithmetic, split: bool = False, run: Manifest = run
-) -> tuple[list[float], list[StageTrainer]]:
+def chained(first: Arithmetic, last: Arithmetic, run: Manifest = run) -> tuple[list[float], list[StageTrainer]]:
     """A group of two volunteers that takes three inner steps: its losses, and its stages."""
-    stages = [volunteer(0, first, split, run), volunteer(1, last, split, run)]
+    stages = [volunteer(0, first, run), volunteer(1, last, run)]
     losses = []
     for step, batch_SM in enumerate(batches(run, 3)):
         for microbatch, tokens_BM in enumerate(batch_SM.split(run.inner.microbatch)):
             sent = stages[0].forward(microbatch, tokens_BM, None)
             losses.append(stages[1].forward(microbatch, tokens_BM, sent).item())
             stages[0].backward(microbatch, stages[1].backward(microbatch, None))
-            if split:
-                for stage in stages:
-                    stage.weight_gradients(microbatch)
         for stage in stages:
             stage.update(1.0, step)
     return losses, stages
 
 
-@pytest.mark.parametrize("split", [False, True])
-def test_a_volunteer_in_bf16_trains_beside_one_in_fp32_and_sends_fp32(split: bool):
+def test_a_volunteer_in_bf16_trains_beside_one_in_fp32_and_sends_fp32():
     bf16, fp32 = Arithmetic("bf16"), Arithmetic()
     expected, _ = chained(fp32, fp32)
     for pair in ((bf16, fp32), (fp32, bf16), (bf16, bf16)):
-        losses, stages = chained(*pair, split)
+        losses, stages = chained(*pair)
         assert losses != expected
         assert losses == pytest.approx(expected, abs=0.02)
         moved = [tensor for stage in stages for part in stage.moved().values() for tensor in part.values()]
@@ -145,13 +137,12 @@ def test_a_volunteer_in_bf16_trains_beside_one_in_fp32_and_sends_fp32(split: boo
 
 
 @pytest.mark.parametrize("context", [8, 512])  # in bf16, attention has another kernel from 512 on
-@pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_activations_that_are_computed_again_change_no_bit(precision: Precision, split: bool, context: int):
+def test_activations_that_are_computed_again_change_no_bit(precision: Precision, context: int):
     sizes = run.model.model_copy(update={"context": context})
     longer = run.model_copy(update={"model": sizes})
     (losses, stages), (again_losses, again) = (
-        chained(*[Arithmetic(precision, recompute=recompute)] * 2, split, longer) for recompute in (False, True)
+        chained(*[Arithmetic(precision, recompute=recompute)] * 2, longer) for recompute in (False, True)
     )
     assert again_losses == losses
     for one, other in zip(stages, again, strict=True):
@@ -191,16 +182,6 @@ def test_compiled_layers_are_computed_again_to_the_same_bits():
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_gradients_of_weights_that_are_left_for_later_are_the_same_to_the_bit(precision: Precision):
-    arithmetic = Arithmetic(precision)
-    losses, stages = chained(arithmetic, arithmetic)
-    later_losses, later = chained(arithmetic, arithmetic, split=True)
-    assert later_losses == losses
-    for one, other in zip(stages, later, strict=True):
-        assert all(map(torch.equal, one.parameters, other.parameters))
-
-
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_attention_never_makes_the_square_of_a_long_sequence(
@@ -216,10 +197,10 @@ def test_attention_never_makes_the_square_of_a_long_sequence(
     assert largest.elements <= 1024 * 1024 / 2
 
 
-def gradients(precision: Precision, above: float, split: bool = False, recompute: bool = False) -> list[Tensor]:
+def gradients(precision: Precision, above: float, recompute: bool = False) -> list[Tensor]:
     """What stage 0 has for its weights after two microbatches, and stage 1 for what came in."""
     arithmetic, tokens = Arithmetic(precision, recompute=recompute), batches(run, 1)[0]
-    first, last = volunteer(0, arithmetic, split), volunteer(1, arithmetic, split)
+    first, last = volunteer(0, arithmetic), volunteer(1, arithmetic)
     random, handed = torch.Generator().manual_seed(1), []
     for microbatch, tokens_BM in enumerate(tokens.split(run.inner.microbatch)):
         sent = first.forward(microbatch, tokens_BM, None)
@@ -229,8 +210,6 @@ def gradients(precision: Precision, above: float, split: bool = False, recompute
         handed.append(back)
         # the second microbatch's gradients are larger by far: a scale is of one microbatch
         first.backward(microbatch, torch.randn(sent.shape, generator=random) * above * (1 + 1000 * microbatch))
-        for stage in (first, last) if split else ():
-            stage.weight_gradients(microbatch)
     return [each.grad for stage in (first, last) for each in stage.parameters if each.grad is not None] + handed
 
 
@@ -242,9 +221,8 @@ def test_gradients_in_fp16_are_those_in_fp32_however_small_or_large_they_are(abo
     assert not all(map(torch.equal, gradients("fp16", above), gradients("exact", above)))
 
 
-@pytest.mark.parametrize(("split", "recompute"), [(True, False), (False, True), (True, True)])
-def test_gradients_in_fp16_are_the_same_bits_left_for_later_or_computed_again(split: bool, recompute: bool):
-    assert all(map(torch.equal, gradients("fp16", 1e-6), gradients("fp16", 1e-6, split, recompute)))
+def test_gradients_in_fp16_are_the_same_bits_when_activations_are_computed_again():
+    assert all(map(torch.equal, gradients("fp16", 1e-6), gradients("fp16", 1e-6, recompute=True)))
 
 
 def test_a_replica_learns_in_fp16_and_what_overflows_has_diverged():

@@ -291,55 +291,29 @@ def test_a_stage_behind_may_meet_its_neighbours_at_another_k_within_a_round():
     assert torch.equal(gradients[0], gradients[1])
 
 
-@pytest.mark.parametrize("compression", [1, 4])
-def test_gradients_of_weights_that_are_computed_later_are_the_same_to_the_bit(compression: int):
-    run = manifest(3, compression)
-    grids, basis, batch = genesis(run), orthonormal(run.model.d), batches(run, 1)[0]
-    at_once, later = (WholeReplica(run, "group", basis, CPU) for _ in range(2))
-    for replica in (at_once, later):
-        replica.load(grids)
-    for stage in later.stages:
-        stage.split_backward()
-    assert at_once.gradients(batch) == later.gradients(batch)
-    assert any(not torch.equal(*pair) for pair in gradients_of(at_once, later))
-    for stage in later.stages:
-        for microbatch in range(run.inner.microbatches):
-            stage.weight_gradients(microbatch)
-    assert all(torch.equal(*pair) for pair in gradients_of(at_once, later))
-
-
-def gradients_of(*replicas: WholeReplica) -> list[tuple[Tensor, ...]]:
-    """Of each parameter, in each replica."""
-    found = [
-        [p.grad for stage in replica.stages for p in stage.parameters if p.grad is not None] for replica in replicas
-    ]
-    return list(zip(*found, strict=True))
-
-
-def test_a_step_that_is_given_up_leaves_no_gradients_of_weights_behind():
+def test_a_step_that_is_given_up_leaves_no_gradients_behind():
     run = manifest(1, 4)
     replica = WholeReplica(run, "group", orthonormal(run.model.d), CPU)
     replica.load(genesis(run))
     (stage,) = replica.stages
-    stage.split_backward()
     replica.gradients(batches(run, 1)[0])
+    assert stage.squared_norm() > 0.0
     stage.abandon()
-    assert not stage.due
     assert stage.squared_norm() == 0.0
 
 
 @pytest.mark.parametrize(
-    ("arithmetic", "split", "optimizer"),
+    ("arithmetic", "optimizer"),
     [
-        (Arithmetic(), False, "adamw"),
-        (Arithmetic(), True, "muon"),
-        (Arithmetic("bf16"), False, "muon"),
-        (Arithmetic("exact", recompute=True), True, "adamw"),
-        (Arithmetic("exact", recompute=True), False, "muon"),
+        (Arithmetic(), "adamw"),
+        (Arithmetic(), "muon"),
+        (Arithmetic("bf16"), "muon"),
+        (Arithmetic("exact", recompute=True), "adamw"),
+        (Arithmetic("exact", recompute=True), "muon"),
     ],
 )
 def test_a_microbatch_in_flight_goes_back_by_the_weights_that_it_went_forward_by(
-    arithmetic: Arithmetic, split: bool, optimizer: str
+    arithmetic: Arithmetic, optimizer: str
 ):
     """Its gradient is that of a stage that has taken no step since; the step is that of one with nothing in flight."""
     run = manifest(stages=2, compression=4)
@@ -349,14 +323,10 @@ def test_a_microbatch_in_flight_goes_back_by_the_weights_that_it_went_forward_by
     def stage() -> StageTrainer:
         trainer = StageTrainer(run, 0, "group", orthonormal(32), torch.device("cpu"), None, arithmetic)
         trainer.load(genesis(run))
-        if split:
-            trainer.split_backward()
         return trainer
 
     def back(trainer: StageTrainer, number: int) -> None:
         trainer.backward(number, torch.ones(1, run.model.context, run.k, dtype=torch.bfloat16))
-        if split:
-            trainer.weight_gradients(number)
 
     def copies(trainer: StageTrainer, of: str) -> list[torch.Tensor]:
         return [getattr(each, of).detach().clone() for each in trainer.parameters]

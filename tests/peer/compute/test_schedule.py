@@ -13,10 +13,8 @@ from peer.compute.schedule import (
     Backward,
     Forward,
     Schedule,
-    Weights,
     depth_for,
     least_depth,
-    split_depth,
 )
 from protocol.codec.frames import MOST_IN_FLIGHT
 from tests.reference.virtual_pipeline import Taken, play, play_round
@@ -122,37 +120,6 @@ def test_once_every_frame_has_come_no_two_neighbours_wait_for_each_other(
     assert (one.forwards, one.backwards) == (forwards, backwards)
     if not one.done:
         assert not (isinstance(one.due, Backward) and isinstance(other.due, Forward))
-
-
-@given(pipelines, st.data())
-def test_gradients_of_weights_come_in_order_too_and_hold_no_more_memory(pipeline: tuple[int, int], data: st.DataObject):
-    stages, microbatches = pipeline
-    depths = [data.draw(st.integers(1, 3 * stages)) for _ in range(stages)]
-    some_time = st.floats(0.0, 5.0)
-    played = play(
-        stages, microbatches, depths, lambda *_: data.draw(some_time), lambda *_: data.draw(some_time), split=True
-    )
-    for actions, depth, most in zip(played.actions, depths, played.most_in_flight, strict=True):
-        for kind in (Forward, Backward, Weights):
-            assert [each.microbatch for each in actions if isinstance(each, kind)] == list(range(microbatches))
-        assert all(actions.index(Backward(each)) < actions.index(Weights(each)) for each in range(microbatches))
-        assert most <= depth
-
-
-@given(st.integers(1, 6), st.integers(1, 24))
-def test_split_backward_passes_leave_a_third_of_the_bubble(stages: int, microbatches: int):
-    """(p − 1)(F + B − W) of (p − 1)(F + B + W), as zero bubble's schedules (arXiv 2401.10241), once the step is long
-    enough for the pipeline to be full."""
-    least = [least_depth(stage, stages) for stage in range(stages)]
-    deep = [split_depth(each, stages, ROOM) for each in least]
-    whole = play(stages, microbatches, least, lambda _, action: 1.0 + isinstance(action, Backward), lambda *_: 0.0)
-    split = play(stages, microbatches, deep, lambda *_: 1.0, lambda *_: 0.0, split=True)
-    assert whole.seconds == 3 * (microbatches + stages - 1)
-    assert split.seconds <= whole.seconds
-    if microbatches >= 2 * stages:
-        assert split.seconds == 3 * microbatches + (stages - 1)
-    cramped = [split_depth(each, stages, each) for each in least]
-    assert cramped == least
 
 
 @given(pipelines, st.integers(1, 4), st.integers(1, 4), st.data())

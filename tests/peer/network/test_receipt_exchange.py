@@ -1,4 +1,4 @@
-"""Neighbours and witnesses sign on request, over real sockets; what they sign is kept and verifies."""
+"""Neighbours sign on request, over real sockets; what they sign is kept and verifies."""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
@@ -16,21 +16,18 @@ from peer.store.receipt_file import KeptReceipts
 from peer.telemetry.decisions import Recalled
 from peer.telemetry.events import Credited, Event, Progress, Refused
 from protocol.errors import RefusedError
-from protocol.identity import PeerId, ReplicaId, stage_part
+from protocol.identity import PeerId, ReplicaId
 from protocol.net.channels import handshake
-from protocol.outer.window import Window
 from protocol.schemas import credit_pb2 as pb
 from protocol.schemas import credit_pb2_grpc
 from protocol.trust import receipts
 from protocol.trust.membership_card import Signer
-from protocol.trust.receipts import CountedReceipt, Receipt, Verifier, Work, by_round, microbatch_tokens
+from protocol.trust.receipts import Verifier, Work, by_round, microbatch_tokens
 from tests.reference.loopback_peers import LoopbackPeer, Village, village
 from tests.reference.small_manifest import small_manifest
 
 MANIFEST = small_manifest()
-QUICK = small_manifest(outer={"grace": 2, "liars": 0})
 STEP = MANIFEST.inner.microbatches
-WINDOW = Window(QUICK.outer.grace, QUICK.outer.liars)
 
 
 def run(story: Coroutine[Any, Any, None]) -> None:
@@ -52,7 +49,7 @@ def exchange(leader: LoopbackPeer, member: LoopbackPeer, round: int, steps: int 
         member.earned.seen.exchange(round, PeerId(leader.id), 0, which)
 
 
-def kept(peer: LoopbackPeer) -> list[Receipt]:
+def kept(peer: LoopbackPeer) -> list[Work]:
     return list(peer.earned.kept.read())
 
 
@@ -67,7 +64,6 @@ def test_neighbours_sign_what_both_have_seen(tmp_path: Path):
             for asker, other in ((leader, member), (member, leader)):
                 assert await asker.earned.ask() == []
                 (work,) = kept(asker)
-                assert isinstance(work, Work)
                 assert (work.signer, work.receiver, work.replica) == (other.id, asker.id, leader.id)
                 assert work.forward == work.backward == 3 * STEP
                 assert work.tokens == 3 * MANIFEST.tokens_per_step
@@ -83,7 +79,7 @@ def test_a_later_receipt_replaces_the_earlier_and_nothing_new_is_not_asked_for(t
                 exchange(leader, member, 4, attempt=attempt)
                 await member.earned.ask()
                 await member.earned.ask()
-            assert [work.attempts for work in kept(member) if isinstance(work, Work)] == [1, 2]
+            assert [work.attempts for work in kept(member)] == [1, 2]
             (credit,) = by_round(kept(member))
             assert credit.tokens == 2 * MANIFEST.tokens_per_step
             assert [event.tokens for event in credited(member)] == [credit.tokens // 2, credit.tokens]
@@ -175,7 +171,7 @@ def test_a_disk_that_errs_costs_receipts_and_nothing_else(tmp_path: Path):
     run(story())
 
 
-async def signed_for(asker: LoopbackPeer, signer: LoopbackPeer, **question: Any) -> list[Receipt]:
+async def signed_for(asker: LoopbackPeer, signer: LoopbackPeer, **question: Any) -> list[Work]:
     record = signer.outer.discovery.record
     async with asker.outer.reconciler.contacts.to(record) as channel:
         message = pb.CreditQuestion(**question)
@@ -204,39 +200,7 @@ def test_only_the_last_rounds_are_known(tmp_path: Path):
         async with group(tmp_path) as (_, leader, member):
             for round in range(1, RECEIPT_ROUNDS_KEPT + 3):
                 exchange(leader, member, round)
-                leader.earned.seen.close(stage_part(0), round, {PeerId(member.id): ("ab" * 32, 1)})
-            assert (
-                sorted(leader.earned.seen.work)
-                == sorted(leader.earned.seen.closed)
-                == list(range(3, RECEIPT_ROUNDS_KEPT + 3))
-            )
-
-    run(story())
-
-
-def test_who_closed_a_round_signs_that_a_contribution_counted(tmp_path: Path):
-    async def story() -> None:
-        async with village(QUICK, tmp_path) as made:
-            author, same, datacenter = await made.join("a", 1), await made.join("b", 1), await made.join("dc")
-            other, watcher = await made.join("c", 0), await made.join("w", observes=True)
-            for round in range(1, WINDOW.width + 3):
-                await made.round(round, [author, same, datacenter] if round != 2 else [same])
-                for peer in made.peers:
-                    await peer.earned.ask()
-            found = [each for each in kept(author) if isinstance(each, CountedReceipt)]
-            assert {(each.round, each.part) for each in found} == {
-                (1, stage_part(1))
-            }  # the second is closed without it
-            assert {each.signer for each in found} == {same.id, datacenter.id}
-            assert all(each.steps == 1 for each in found)
-            (credit,) = by_round(kept(author))
-            assert credit.counts
-            assert credited(author)[-1] == Credited(1, 0, sorted([same.id, datacenter.id]), True)
-            assert {each.part for each in kept(datacenter) if isinstance(each, CountedReceipt)} == {"embedding"}
-            assert not kept(watcher)
-            assert not await signed_for(author, watcher, counted=[1], part="stage-1")
-            assert not await signed_for(author, other, counted=[1], part="stage-1")
-            assert not await signed_for(other, same, counted=[1], part="stage-1")
+            assert sorted(leader.earned.seen.work) == list(range(3, ROUNDS_KEPT + 3))
 
     run(story())
 

@@ -19,7 +19,7 @@ from peer.telemetry.events import (
 from peer.telemetry.group_decisions import CompressionChosen, MemberReplaced
 
 EVENTS = [
-    Credited(3, 4096, ["QmNeighbour", "QmWitness"], True),
+    Credited(3, 4096, ["QmBefore", "QmBehind"]),
     StepDone(1, 2, None, 1024),
     RoundDone(3, 1.5, 10, {"embedding": 2}, {"embedding": "ab"}, 5, 6),
     Evaluated(1, 2.5, 2.25),

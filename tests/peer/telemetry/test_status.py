@@ -126,7 +126,7 @@ def test_the_held_out_losses_are_the_last():
 
 def test_credit_adds_up_over_rounds_and_a_rounds_later_word_replaces_the_earlier():
     doing = Status()
-    for event in (Credited(1, 100, ["a"]), Credited(1, 300, ["a"]), Credited(2, 50, ["a", "b"], True)):
+    for event in (Credited(1, 100, ["a"]), Credited(1, 300, ["a"]), Credited(2, 50, ["a", "b"])):
         doing.take(event, 0.0)
     assert doing.credit == 350
 

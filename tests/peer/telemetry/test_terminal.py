@@ -69,11 +69,10 @@ def test_a_broken_group_says_which_step_is_lost_if_any():
     assert GroupBroken("QmL", 0, 0, "gone").words == "Gone. No step was in flight; the group forms anew."
 
 
-def test_credit_says_how_much_by_how_many_and_whether_it_counts():
+def test_credit_says_how_much_by_how_many():
     assert Joined("lab", "lab", 0, 0, "").words is None
     assert Credited(3, 49152, ["QmA", "QmB"]).words == "Credit for round 3: 49,152 tokens, signed by 2 peers."
-    assert (Credited(3, 9, ["QmA"], True).words or "").endswith("signed by 1 peer; its contribution counts.")
-    assert Credited(3, 0, ["QmA"], True).words == "Credit for round 3: its contribution counts, signed by 1 peer."
+    assert (Credited(3, 9, ["QmA"]).words or "").endswith("signed by 1 peer.")
     assert Recalled(3, 100, [(7, 20), (8, 3)]).words == "Credit until now: 123 tokens in 3 rounds."
 
 

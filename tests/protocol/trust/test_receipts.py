@@ -4,19 +4,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.errors import FormatError
-from protocol.identity import EMBEDDING, PeerId, ReplicaId, RunId, stage_part
+from protocol.identity import PeerId, ReplicaId, RunId
 from protocol.outer.ledger import Revocation
 from protocol.trust import proofs, receipts, signed
 from protocol.trust.membership_card import Authority, Card, Signer, issue
 from protocol.trust.receipts import (
-    COUNTED,
+    RETIRED,
     WORK,
-    CountedReceipt,
-    Receipt,
-    RoundCredit,
     Verifier,
     Work,
     by_round,
+    from_line,
+    is_retired,
     microbatch_tokens,
     read_receipt,
     receipt_from_line,
@@ -39,7 +38,6 @@ def signer(name: str, role: str = "volunteer", stage: int = 0, on_trial: bool = 
 
 
 LEADER = signer("leader")
-PEER = signer("same stage", stage=1)
 
 
 def work(by: Signer = LEADER, **changes: object) -> Work:
@@ -49,61 +47,46 @@ def work(by: Signer = LEADER, **changes: object) -> Work:
     return Work(by.identity.peer_id, **(fields | counts | changes))  # type: ignore[arg-type]
 
 
-def counted(by: Signer = PEER, **changes: object) -> CountedReceipt:
-    fields = {"receiver": ME, "round": 3, "part": stage_part(1), "sha256": "cd" * 32, "steps": 12}
-    return CountedReceipt(by.identity.peer_id, **(fields | changes))  # type: ignore[arg-type]
-
-
-MADE = {"work": (LEADER, work()), "counted": (PEER, counted())}
-both = pytest.mark.parametrize("kind", MADE)
-
-
-@both
-def test_a_receipt_is_read_as_it_was_signed_and_is_small(kind: str):
-    by, receipt = MADE[kind]
-    data = sign_credit_receipt(by, receipt)
+def test_a_receipt_is_read_as_it_was_signed_and_is_small():
+    receipt = work()
+    data = sign(LEADER, receipt)
     assert read_receipt(data, AUTHORITY) == receipt
     assert Verifier(AUTHORITY, ME, tokens=16).check(data) == receipt
     assert len(data) < 600
 
 
-@both
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
-def test_with_any_byte_flipped_it_does_not_hold(kind: str, data: st.DataObject):
-    made = bytearray(sign_credit_receipt(*MADE[kind]))
+def test_with_any_byte_flipped_it_does_not_hold(data: st.DataObject):
+    made = bytearray(sign(LEADER, work()))
     made[data.draw(st.integers(0, len(made) - 1))] ^= data.draw(st.integers(1, 255))
     with pytest.raises(FormatError):
         read_receipt(bytes(made), AUTHORITY)
 
 
-@both
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
-def test_nor_does_its_line_in_a_file(kind: str, data: st.DataObject):
-    line = bytearray(receipt_to_line(sign_credit_receipt(*MADE[kind])))
-    assert read_receipt(receipt_from_line(bytes(line)), AUTHORITY) == MADE[kind][1]
+def test_nor_does_its_line_in_a_file(data: st.DataObject):
+    line = bytearray(to_line(sign(LEADER, work())))
+    assert read_receipt(from_line(bytes(line)), AUTHORITY) == work()
     line[data.draw(st.integers(0, len(line) - 1))] ^= data.draw(st.integers(1, 255))
     with pytest.raises(FormatError):
         [read_receipt(receipt_from_line(each), AUTHORITY) for each in bytes(line).splitlines(keepends=True)]
 
 
-@both
 @settings(max_examples=100, deadline=None)
 @given(cut=st.integers(0, 10_000))
-def test_nor_half_of_a_line(kind: str, cut: int):
-    line = receipt_to_line(sign_credit_receipt(*MADE[kind]))
+def test_nor_half_of_a_line(cut: int):
+    line = to_line(sign(LEADER, work()))
     with pytest.raises(FormatError):
         read_receipt(receipt_from_line(line[: cut % (len(line) - 1)]), AUTHORITY)
 
 
-@both
-def test_its_body_under_anybody_elses_signature_does_not_hold(kind: str):
-    by, receipt = MADE[kind]
-    fields = signed.read_signed(sign_credit_receipt(by, receipt), kind)[1]
+def test_its_body_under_anybody_elses_signature_does_not_hold():
+    fields = signed.read_signed(sign(LEADER, work()), WORK)[1]
     for other in (identity("me"), identity("stranger"), OPERATOR):
         with pytest.raises(FormatError, match="card"):
-            read_receipt(signed.sign_fields(other, kind, fields), AUTHORITY)
+            read_receipt(signed.sign(other, WORK, fields), AUTHORITY)
 
 
 VERIFIER = Verifier(AUTHORITY, ME, tokens=16)
@@ -121,15 +104,12 @@ def test_a_receipt_of_another_run_or_for_another_peer_does_not_hold():
 
 
 def test_who_was_not_admitted_or_is_on_trial_or_an_observer_signs_nothing():
-    refused(sign_credit_receipt(signer("leader", operator="stranger"), work()), "nobody who may admit")
-    refused(sign_credit_receipt(signer("leader", on_trial=True), work()), "on trial")
-    refused(sign_credit_receipt(signer("leader", "observer"), work()), "no neighbour")
-    refused(sign_credit_receipt(signer("watcher", "observer"), counted(signer("watcher", "observer"))), "no place")
+    refused(sign(signer("leader", operator="stranger"), work()), "nobody who may admit")
+    refused(sign(signer("leader", on_trial=True), work()), "on trial")
+    refused(sign(signer("leader", "observer"), work()), "no neighbour")
 
 
 def test_nobody_signs_for_itself():
-    own = signer("me", stage=1)
-    refused(sign_credit_receipt(own, counted(own)), "for itself")
     mine = signer("me")
     refused(sign_credit_receipt(mine, work(mine, replica=ReplicaId(ME))), "for itself")
 
@@ -139,12 +119,6 @@ def test_only_the_stages_beside_sign_for_work_and_stage_0_for_its_own_group():
     refused(sign_credit_receipt(signer("far", stage=1), work(signer("far", stage=1))), "no neighbour of stage 1")
     refused(sign_credit_receipt(signer("dc", "datacenter"), work(signer("dc", "datacenter"))), "no neighbour")
     refused(sign_credit_receipt(LEADER, work(replica=ReplicaId("QmOther"))), "leads")
-
-
-def test_only_who_follows_a_part_as_an_author_signs_that_something_counted():
-    other_stage, datacenter = signer("other stage", stage=2), signer("dc", "datacenter")
-    refused(sign_credit_receipt(other_stage, counted(other_stage)), "no place")
-    assert read_receipt(sign_credit_receipt(datacenter, counted(datacenter, part=EMBEDDING)), AUTHORITY).receiver == ME
 
 
 def test_of_who_was_revoked_nothing_holds_from_that_round_on():
@@ -186,14 +160,20 @@ def test_impossible_fields_are_refused_though_rightly_signed(name: str, value: o
     refused(sign_credit_receipt(LEADER, work(**{name: value})), "other fields|no list of numbers|no neighbour")
 
 
-@both
-def test_other_fields_are_refused_though_rightly_signed(kind: str):
-    by, receipt = MADE[kind]
-    fields = signed.read_signed(sign_credit_receipt(by, receipt), kind)[1]
+def test_other_fields_are_refused_though_rightly_signed():
+    fields = signed.read_signed(sign(LEADER, work()), WORK)[1]
     for wrong in ([], fields[:-1], [*fields, 1], fields[1:], [[], *fields[1:]], [RUN]):
         with pytest.raises(FormatError):
-            read_receipt(signed.sign_fields(by.identity, kind, wrong), AUTHORITY)
-    assert (WORK, COUNTED) == ("work", "counted")
+            read_receipt(signed.sign(LEADER.identity, WORK, wrong), AUTHORITY)
+    assert WORK == "work"
+
+
+def test_what_older_versions_signed_for_contributions_is_known_and_no_receipt():
+    data = signed.sign(LEADER.identity, RETIRED.decode(), [RUN, ME, 3, "stage-1", bytes(32), 12, LEADER.card])
+    assert is_retired(data)
+    assert not is_retired(sign(LEADER, work()))
+    with pytest.raises(FormatError):
+        read_receipt(data, AUTHORITY)
 
 
 def test_a_longer_receipt_than_any_is_not_looked_at():
@@ -218,9 +198,6 @@ def test_a_receipt_names_whom_it_replaces():
     first, later, other_start = work(), work(forward=48, backward=48, tokens=48 * 16), work(since=1)
     assert first.stands_for == later.stands_for != other_start.stands_for
     assert later.amount > first.amount
-    again: Receipt = counted()
-    assert again.stands_for != counted(sha256="ee" * 32).stands_for
-    assert PeerId(ME) == again.receiver
 
 
 # Credit
@@ -229,10 +206,6 @@ def test_a_receipt_names_whom_it_replaces():
 def seen(by: str, pairs: int, beside: int, round: int = 1, since: int = 1) -> Work:
     who, group = PeerId(by), ReplicaId("leader")
     return Work(who, ME, round, group, 1, beside, since, 1, pairs, pairs, 10 * pairs)
-
-
-def counts(by: str, sha256: str = "ab" * 32, round: int = 1) -> CountedReceipt:
-    return CountedReceipt(PeerId(by), ME, round, stage_part(1), sha256, 12)
 
 
 def test_of_a_round_the_last_of_each_signer_stands():
@@ -244,7 +217,6 @@ def test_two_neighbours_that_saw_the_same_work_do_not_make_it_twice_as_much():
     (credit,) = by_round([seen("a", 9, 0), seen("b", 7, 2)])
     assert (credit.tokens, credit.microbatches, credit.tokens_of_both) == (90, 9, 70)
     assert credit.neighbours == ("a", "b")
-    assert not credit.counts
 
 
 def test_neighbours_of_one_side_that_followed_each_other_add_up_as_do_starts_of_one():
@@ -252,44 +224,31 @@ def test_neighbours_of_one_side_that_followed_each_other_add_up_as_do_starts_of_
     assert (credit.tokens, credit.tokens_of_both) == (90, 90)
 
 
-def test_a_contribution_counts_if_nobody_names_another():
-    (credit,) = by_round([counts("a"), counts("b")])
-    assert credit == RoundCredit(1, counted_by=(PeerId("a"), PeerId("b")), steps=12)
-    assert credit.counts
-    (torn,) = by_round([counts("a"), counts("b", "cd" * 32)])
-    assert torn.contradicted
-    assert not torn.counts
-
-
 found_receipts = st.lists(
-    st.one_of(
-        st.builds(seen, st.sampled_from("abc"), st.integers(0, 9), st.sampled_from([0, 2]), st.integers(1, 3)),
-        st.builds(counts, st.sampled_from("abc"), round=st.integers(1, 3)),
-    ),
+    st.builds(seen, st.sampled_from("abc"), st.integers(0, 9), st.sampled_from([0, 2]), st.integers(1, 3)),
     max_size=12,
 )
 
 
 @given(found_receipts, st.randoms())
-def test_order_and_repetition_change_nothing(found: list[Receipt], chance):
+def test_order_and_repetition_change_nothing(found: list[Work], chance):
     again = [*found, *(each for each in found if chance.random() < 0.5)]
     chance.shuffle(again)
     assert by_round(again) == by_round(found)
 
 
 @given(found_receipts, st.sampled_from("abc"), st.integers(0, 9))
-def test_one_more_receipt_never_takes_tokens_away(found: list[Receipt], by: str, pairs: int):
+def test_one_more_receipt_never_takes_tokens_away(found: list[Work], by: str, pairs: int):
     before = sum(each.tokens for each in by_round(found))
     assert sum(each.tokens for each in by_round([*found, seen(by, pairs, 0)])) >= before
 
 
 @given(found_receipts)
-def test_tokens_are_the_plain_sum_of_a_sides_signers(found: list[Receipt]):
+def test_tokens_are_the_plain_sum_of_a_sides_signers(found: list[Work]):
     largest: dict[tuple[int, int, str], int] = {}
     for each in found:
-        if isinstance(each, Work):
-            key = each.round, each.beside, each.signer
-            largest[key] = max(largest.get(key, 0), each.tokens)
+        key = each.round, each.beside, each.signer
+        largest[key] = max(largest.get(key, 0), each.tokens)
     for credit in by_round(found):
         sides = [
             sum(tokens for (round, beside, _), tokens in largest.items() if (round, beside) == (credit.round, side))

@@ -96,24 +96,6 @@ def test_frames_in_many_pieces_make_the_same_step(monkeypatch: pytest.MonkeyPatc
     assert all(map(torch.equal, whole, in_pieces))
 
 
-def test_a_step_with_split_backward_passes_moves_all_weights_to_the_same_bits():
-    async def scene(split: bool) -> tuple[list[float], list[torch.Tensor]]:
-        async with loopback_group(RUN, orthonormal(32)) as stages:
-            for each in stages:
-                each.trainer.load(genesis(RUN))
-                assert each.stage is not None
-                if split:
-                    each.trainer.split_backward()
-                    each.stage.split = True
-            losses = [await inner_step(stages, 1, n, batch.numpy()) for n, batch in enumerate(batches(RUN, 3))]
-            return losses, [weight.clone() for each in stages for weight in weights(each)]
-
-    whole = asyncio.run(asyncio.wait_for(scene(False), 60))
-    split = asyncio.run(asyncio.wait_for(scene(True), 60))
-    assert whole[0] == split[0]
-    assert all(map(torch.equal, whole[1], split[1]))
-
-
 FORMATS = [("bf16", "int8"), ("int4", "fp32"), ("int8", "int4"), ("fp32", "bf16")]
 
 
