@@ -162,7 +162,7 @@ def check_receipts(folder: Path, given: tuple[Path, ...] = ()) -> Checked:
     from peer.store.receipt_file import RECEIPTS, files, lines
     from protocol.run.run_files import read_kept
     from protocol.trust.keys import load_or_create
-    from protocol.trust.receipts import from_line, is_retired
+    from protocol.trust.receipts import is_retired, receipt_from_line
 
     descriptor = read_kept(folder)
     if not given and not (folder / KEY_FILE).is_file():
@@ -174,7 +174,7 @@ def check_receipts(folder: Path, given: tuple[Path, ...] = ()) -> Checked:
     every = ((path, number, line) for path in paths for number, line in enumerate(lines(path, bool(given)), 1))
     for path, number, line in every:
         try:
-            if is_retired(data := from_line(line)):
+            if is_retired(data := receipt_from_line(line)):
                 continue
             receipt = verifier.check(data)
         except FormatError as error:
@@ -229,7 +229,7 @@ def _verifier(descriptor: "Descriptor", folder: Path, receiver: "PeerId | None")
 # Showing
 
 
-def why(credit: "RoundCredit", checked: Checked) -> str:
+def credit_phrase(credit: "RoundCredit", checked: Checked) -> str:
     """A phrase that says whether a round's contribution counts, and if not, why, as far as this folder tells."""
     from protocol.outer.window import Window
 
@@ -255,7 +255,7 @@ def to_json(checked: Checked) -> dict[str, Any]:
             "microbatches": each.microbatches,
             "neighbours": list(each.neighbours),
             "counted": each.round in checked.counted,
-            "why": why(each, checked),
+            "why": credit_phrase(each, checked),
         }
         for each in checked.rounds
     ]

@@ -198,8 +198,8 @@ class StageTrainer:
             if self.last:
                 (flight.left / self.manifest.inner.microbatches).backward()
             else:
-                assert came is not None
-                flight.left.backward(came)
+                assert received is not None
+                flight.left.backward(received)
         if flight.entered_BLD is None:
             return None
         gradient = flight.entered_BLD.grad

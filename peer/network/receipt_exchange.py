@@ -26,7 +26,7 @@ from protocol.net.guard import charge
 from protocol.schemas import credit_pb2 as pb
 from protocol.schemas import credit_pb2_grpc
 from protocol.trust.membership_card import Card, Signer
-from protocol.trust.receipts import Work, by_round, microbatch_tokens, read_receipt, sign, standing
+from protocol.trust.receipts import Work, by_round, microbatch_tokens, read_receipt, sign_credit_receipt, standing
 
 RECEIPT_ROUNDS_KEPT = 16
 """The rounds of which a peer knows what it has seen: one that was away for longer gets no receipt."""
@@ -34,7 +34,7 @@ RECEIPT_ROUNDS_KEPT = 16
 ROUNDS_ASKED = 8
 """The rounds in one call: so many signatures take a millisecond."""
 
-TRIES = 6
+RECEIPT_ATTEMPTS = 6
 """The number of times that one peer is asked for the same."""
 
 RECEIPT_TIMEOUT_SECONDS = 3.0
@@ -88,7 +88,7 @@ class SeenWork:
         if attempt != tally.attempt:
             tally.attempt, tally.attempts = attempt, tally.attempts + 1
         tally.microbatches += self.manifest.inner.microbatches
-        for old in sorted(self.work)[:-ROUNDS_KEPT]:
+        for old in sorted(self.work)[:-RECEIPT_ROUNDS_KEPT]:
             del self.work[old]
 
     def of_work(self, round: int, receiver: PeerId) -> Work | None:
@@ -116,7 +116,9 @@ class CreditService(credit_pb2_grpc.CreditServicer):
         if who == seen.me:
             await refuse(context, "nobody signs for itself")
         found = [] if seen.card.on_trial else [seen.of_work(round, who) for round in request.worked]
-        return pb.CreditReceipts(receipts=[sign(seen.signer, each) for each in found if each is not None])
+        return pb.CreditReceipts(
+            receipts=[sign_credit_receipt(seen.signer, each) for each in found if each is not None]
+        )
 
 
 # Collecting

@@ -14,7 +14,7 @@ from pathlib import Path
 from protocol.errors import FormatError, ResourceError
 from protocol.files import open_regular, sync_folder, write_atomically
 from protocol.trust.membership_card import Authority
-from protocol.trust.receipts import MOST_LINE, Work, from_line, read_receipt, standing, to_line
+from protocol.trust.receipts import MOST_LINE, Work, read_receipt, receipt_from_line, receipt_to_line, standing
 
 RECEIPTS = "credit"
 """The folder, in the peer's."""

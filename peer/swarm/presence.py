@@ -30,28 +30,28 @@ PULSE_SECONDS = 5.0
 async def outer_loop(node: Node, authored: Sequence[Part]) -> OuterLoop:
     """Take up the outer state of the parts that a peer follows, as its folder has it, or at genesis; with error
     feedback for the parts that it authors."""
-    admitted, intake = node.place, node.reconciler.intake
+    workplace, intake = node.place, node.reconciler.intake
     parts = {}
     for part, ledger in intake.ledgers.items():
-        genesis = await admitted.torch_thread.run(read_part, admitted.directory, admitted.manifest, part)
-        parts[part] = FollowedPart(OuterState.begin(admitted.manifest, part, genesis, part in authored), ledger)
+        genesis = await workplace.torch_thread.run(read_part, workplace.directory, workplace.manifest, part)
+        parts[part] = FollowedPart(OuterState.begin(workplace.manifest, part, genesis, part in authored), ledger)
     followed = FollowedParts(
-        manifest=admitted.manifest,
+        manifest=workplace.manifest,
         run_id=node.discovery.run_id,
         me=node.discovery.record.peer_id,
         parts=parts,
         contribution_store=intake.contribution_store,
         snapshots=node.services.snapshots,
-        torch_thread=place.torch_thread,
+        torch_thread=workplace.torch_thread,
     )
     outer = OuterLoop(
-        manifest=admitted.manifest,
-        folder=admitted.directory,
+        manifest=workplace.manifest,
+        folder=workplace.directory,
         followed=followed,
         discovery=node.discovery,
         reconciler=node.reconciler,
         emit=node.emit,
-        pace=Pace(admitted.manifest.outer.patience),
+        pace=Pace(workplace.manifest.outer.patience),
         asked_to_leave=node.asked_to_leave,
     )
     await resume_from_folder(outer)

@@ -54,12 +54,16 @@ COMPILING = "torch compiles the layers, which takes a minute or more"
 async def serve_stage(node: Node) -> None:
     """Train one stage in one group after another, and follow the rounds in between. A volunteer that leaves before the
     last round hands over."""
-    admitted, services, settings = node.place, node.services, node.settings
-    arithmetic = settings.arithmetic(admitted.manifest, admitted.stage, admitted.device)  # before anything takes memory
-    outer = await outer_loop(node, parts_authored(admitted.stage))
-    thread = admitted.torch_thread
-    node.emit(Progress(arithmetic.words(admitted.device)))
-    make = partial(StageTrainer, admitted.manifest, admitted.stage, "group", await admitted.basis(), admitted.device)
+    workplace, services, settings = node.place, node.services, node.settings
+    arithmetic = settings.arithmetic(
+        workplace.manifest, workplace.stage, workplace.device
+    )  # before anything takes memory
+    outer = await outer_loop(node, parts_authored(workplace.stage))
+    thread = workplace.torch_thread
+    node.emit(Progress(arithmetic.words(workplace.device)))
+    make = partial(
+        StageTrainer, workplace.manifest, workplace.stage, "group", await workplace.basis(), workplace.device
+    )
     trainer = await thread.run(partial(make, arithmetic=arithmetic))
     await thread.run(trainer.load, outer.followed.grids)
     if arithmetic.compiled:  # before others wait for this peer
@@ -76,12 +80,12 @@ async def serve_stage(node: Node) -> None:
             node.earned,
             settings.memory_limit,
         )
-        stage_round.pace.first = first_seconds(admitted.manifest.tokens_per_step, speed)
+        stage_round.pace.first = first_seconds(workplace.manifest.tokens_per_step, speed)
         seats = GroupSeats(node.reconciler, services.pipeline, tasks)
-        if admitted.stage == 0:
-            async with admitted.reading(node.emit) as reader:
+        if workplace.stage == 0:
+            async with workplace.reading(node.emit) as reader:
                 await reader.begin(outer.workload.upcoming(outer.clock, outer.workload.share(outer.clock)))
-                await ServedStage(stage_round, seats, reader, Choice.of(admitted.manifest)).serve()
+                await ServedStage(stage_round, seats, reader, Choice.of(workplace.manifest)).serve()
         else:
             await ServedStage(stage_round, seats).serve()
         if not outer.over:
@@ -92,23 +96,23 @@ async def serve_stage(node: Node) -> None:
 async def serve_datacenter(node: Node) -> None:
     """Train a whole, uncompressed replica through all rounds. The first datacenter also evaluates, and so does one that
     audits."""
-    admitted, audits = node.place, node.settings.audit
-    split = node.settings.split(admitted.manifest, admitted.device)
-    node.emit(Progress(split.arithmetic.words(admitted.device)))
+    workplace, audits = node.place, node.settings.audit
+    split = node.settings.split(workplace.manifest, workplace.device)
+    node.emit(Progress(split.arithmetic.words(workplace.device)))
     async with _replica(node, split) as replica:
-        outer = await outer_loop(node, list(model_layout(admitted.manifest)))
+        outer = await outer_loop(node, list(model_layout(workplace.manifest)))
         await _all_there(outer, replica, lambda: outer.leaving or outer.over)
-        async with admitted.reading(node.emit) as reader:
-            first = node.discovery.record.slot == admitted.manifest.replicas.total - 1
-            evaluator = await _evaluator(admitted, reader, replica) if first or audits else None
+        async with workplace.reading(node.emit) as reader:
+            first = node.discovery.record.slot == workplace.manifest.replicas.total - 1
+            evaluator = await _evaluator(workplace, reader, replica) if first or audits else None
             auditor = Auditor(evaluator) if evaluator is not None and audits else None
             await reader.begin(outer.workload.upcoming(outer.clock, outer.workload.share(outer.clock)))
             if node.settings.compiled:  # before others wait for this peer
                 node.emit(Progress(COMPILING))
                 with suppress(LostMemberError):  # the first round begins with it, then
-                    await admitted.torch_thread.run(replica.load, outer.followed.grids)
-                    await admitted.torch_thread.run(replica.warm_up)
-            await admitted.torch_thread.run(replica.load_optimizer, outer.optimizer)
+                    await workplace.torch_thread.run(replica.load, outer.followed.grids)
+                    await workplace.torch_thread.run(replica.warm_up)
+            await workplace.torch_thread.run(replica.load_optimizer, outer.optimizer)
             async with swarm_membership(node, outer):
                 await node.discovery.publish(replica=node.discovery.record.peer_id)
                 while not (outer.begun or outer.over or outer.leaving):
@@ -132,10 +136,10 @@ async def serve_datacenter(node: Node) -> None:
 @asynccontextmanager
 async def _replica(node: Node, split: Split) -> AsyncIterator[Replica]:
     """Make the replica to train, in this process or in several, which end with the block."""
-    admitted, settings = node.place, node.settings
+    workplace, settings = node.place, node.settings
     if split.ranks == 1:
-        yield await admitted.torch_thread.run(
-            lambda: WholeReplica(admitted.manifest, "datacenter", None, admitted.device, arithmetic=split.arithmetic)
+        yield await workplace.torch_thread.run(
+            lambda: WholeReplica(workplace.manifest, "datacenter", None, workplace.device, arithmetic=split.arithmetic)
         )
         return
     loop = asyncio.get_running_loop()
@@ -146,20 +150,20 @@ async def _replica(node: Node, split: Split) -> AsyncIterator[Replica]:
     async def keep_mending() -> None:
         while True:
             await asyncio.sleep(MEND_SECONDS)
-            await admitted.torch_thread.run(replica.mend)
+            await workplace.torch_thread.run(replica.mend)
 
     machines = None
     if split.machines > 1:
         meeting = settings.meeting
         secret = read_secret(meeting.secret_file, make=True)
-        hello = Hello.of(split.machines, split.processes, admitted.device.type, admitted.manifest.digest)
+        hello = Hello.of(split.machines, split.processes, workplace.device.type, workplace.manifest.digest)
         machines = Machines(hello, partial(LinkListener, meeting.host, meeting.port, secret))
-    replica = ShardedReplica(admitted.manifest, admitted.device, split, say, machines)
+    replica = ShardedReplica(workplace.manifest, workplace.device, split, say, machines)
     try:
         async with Children() as children:
             children.spawn(keep_mending())
             if machines is None:
-                await admitted.torch_thread.run(replica.start)
+                await workplace.torch_thread.run(replica.start)
             yield replica
     finally:
         await asyncio.to_thread(replica.stop)

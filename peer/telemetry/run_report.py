@@ -218,8 +218,8 @@ class Report:
         return result if self.chaos is None else result | {"chaos": self._chaos_result(self.chaos)}
 
     def _chaos_result(self, chaos: Chaos) -> dict[str, Any]:
-        asked = self.manifest.outer.rounds
-        last = self.rounds.get(asked, RoundEntry()).evaluated
+        rounds_asked = self.manifest.outer.rounds
+        last = self.rounds.get(rounds_asked, RoundEntry()).evaluated
         return chaos.result() | {
             "rounds_completed": sum(1 for entry in self.rounds.values() if entry.done),
             "rounds_asked": rounds_asked,

@@ -352,7 +352,9 @@ def chaos_table(chaos: dict[str, Any]) -> Group:
     table = Table(*(Column(name, overflow="fold") for name in columns), box=None, header_style="bold")
     for fault in chaos["faults"]:
         done = fault["seconds"] is not None
-        when = (f"{fault['place'][0]}.{fault['place'][1]}", clock(fault["seconds"])) if done else ("–", "–")
+        when = (
+            (f"{fault['place'][0]}.{fault['place'][1]}", minutes_and_seconds(fault["seconds"])) if done else ("–", "–")
+        )
         table.add_row(fault["fault"], Text("\n".join(fault["actions"])), *when)
     loss, difference = chaos["final_loss"], chaos["difference"]
     compared = "not compared with the lab"

@@ -15,7 +15,7 @@ from rich.console import Console
 from peer.process import first_error
 from peer.telemetry.events import RoundDone, from_line
 from peer.telemetry.run_report import COMPLETED, Chaos
-from peer.telemetry.terminal import TestnetScreen, summary
+from peer.telemetry.terminal import TestnetScreen, report_tables
 from peer.testnet.child import TestnetError
 from peer.testnet.event_log import EventLog, faults_done
 from peer.testnet.faults import Fault
@@ -81,7 +81,7 @@ async def conclude(testnet: Testnet, chaos: Chaos | None, stop: asyncio.Event) -
         except CompareError as error:
             report.failure = str(error)
     report.write(options.report or Path("report.json"))
-    screen.console.print(summary(report))
+    screen.console.print(report_tables(report))
     if report.verdict() != COMPLETED:
         raise TestnetError(f"{report.verdict()}\nEverything the processes wrote is in {testnet.directory}")
     if options.directory is None:

@@ -68,12 +68,12 @@ class Work:
         return self.tokens, self.forward, self.backward, self.attempts
 
 
-def sign(signer: Signer, receipt: Work) -> bytes:
+def sign_credit_receipt(signer: Signer, receipt: Work) -> bytes:
     """Sign a receipt as this peer, whose card tells its own stage."""
     counts = [receipt.attempts, receipt.forward, receipt.backward, receipt.tokens]
     where = [receipt.replica, receipt.stage, receipt.since]
     fields = [signer.authority.run, receipt.receiver, receipt.round, *where, *counts, signer.card]
-    return signed.sign(signer.identity, WORK, fields)
+    return signed.sign_fields(signer.identity, WORK, fields)
 
 
 def read_receipt(data: bytes, authority: Authority) -> Work:
@@ -82,8 +82,8 @@ def read_receipt(data: bytes, authority: Authority) -> Work:
     Raises:
         FormatError: it is none of this run, or its signer was not admitted, or to a place that could not see this.
     """
-    if len(data) > MOST_BYTES:
-        raise FormatError(f"a receipt of {len(data)} bytes, where {MOST_BYTES} are allowed")
+    if len(data) > MOST_RECEIPT_BYTES:
+        raise FormatError(f"a receipt of {len(data)} bytes, where {MOST_RECEIPT_BYTES} are allowed")
     signer, fields, card = authority.read_signed(data, WORK)
     if card.on_trial:
         raise FormatError(f"peer {signer[-8:]} was on trial when it signed")

@@ -31,7 +31,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @takes(TestnetArguments)
 def chaos(arguments: TestnetArguments) -> None:
     """Break a testnet on this machine: its processes, its links, by attackers. Otherwise it is `hetpeer testnet`."""
-    from peer.process import run_command, told
+    from peer.process import exit_code_of, run_command
     from peer.telemetry.run_report import COMPLETED, Report
     from peer.telemetry.terminal import TestnetScreen
     from peer.testnet.chaos import parse_chaos
@@ -48,7 +48,7 @@ def chaos(arguments: TestnetArguments) -> None:
         code = run_command(lambda stop: run_chaos(options, items, TestnetScreen(report), stop), shown)
         return code or int(report.verdict() != COMPLETED)
 
-    sys.exit(told(shown.emit, work))
+    sys.exit(exit_code_of(shown.emit, work))
 
 
 if __name__ == "__main__":

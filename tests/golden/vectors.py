@@ -120,7 +120,7 @@ def encode(vector: Vector) -> bytes:
         case "inheritance":
             return bequests.sign_answer(_signer(vector, values["heir"]), _bequest(values), values["reason"])
         case "work":
-            return receipts.sign(_signer(vector, values["signer"], values["card"]), _receipt(vector))
+            return receipts.sign_credit_receipt(_signer(vector, values["signer"], values["card"]), _receipt(vector))
         case "record":
             record = PeerRecord.model_validate(values["record"])
             return records.sign_record(_signer(vector, record.peer_id, values["card"]), record)

@@ -46,7 +46,7 @@ from protocol.schemas import pipeline_pb2 as pipeline
 from protocol.schemas import reconciliation_pb2 as pb
 from protocol.trust.proofs import sign_contribution
 from protocol.trust.records import PeerRecord
-from protocol.trust.ticket import find
+from protocol.trust.ticket import find_ticket
 from tests.chaos.attackers import ATTACK
 from tests.chaos.faults import CONTRIBUTING
 

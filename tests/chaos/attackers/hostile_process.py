@@ -32,7 +32,7 @@ from protocol.trust import certificates, membership_card
 from protocol.trust.keys import load_or_create
 from protocol.trust.membership_card import Authority, Card, Role, Signer
 from protocol.trust.records import PeerRecord, Register
-from protocol.trust.ticket import Ticket, find
+from protocol.trust.ticket import Ticket, find_ticket
 from tests.chaos.attackers import ATTACK, name_attacks, stranger_attacks
 from tests.chaos.attackers.hostile_name import CallPace, Name
 from tests.chaos.faults import CrowdKind

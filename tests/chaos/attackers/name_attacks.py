@@ -6,7 +6,7 @@ import os
 from collections.abc import AsyncIterator
 from itertools import count
 
-from protocol.codec.contribution import Contribution, SparseTensor, compose, decode, digest, max_bytes
+from protocol.codec.contribution import Contribution, SparseTensor, compose, contribution_digest, decode, max_bytes
 from protocol.errors import FormatError
 from protocol.identity import ContributionName, Part
 from protocol.layout import model_layout

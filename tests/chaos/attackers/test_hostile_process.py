@@ -22,7 +22,7 @@ from protocol.schemas import reconciliation_pb2 as pb
 from protocol.trust.keys import load_or_create
 from protocol.trust.membership_card import Authority, Card, Role, Signer, issue
 from protocol.trust.proofs import read_entry
-from protocol.trust.records import PeerRecord, Register, expiration, read_statement, sign
+from protocol.trust.records import PeerRecord, Register, expiration, read_statement, sign_record
 from tests.chaos.attackers import name_attacks, stranger_attacks
 from tests.chaos.attackers.hostile_name import Name, as_bytes
 from tests.chaos.attackers.hostile_process import NAMELESS, attack_of, shared_out

@@ -18,9 +18,16 @@ from protocol.outer.ledger import Revocation
 from protocol.run.run_files import DESCRIPTOR, RunFile, descriptor_of, file_names
 from protocol.trust.keys import Identity, load_or_create
 from protocol.trust.membership_card import Authority, Card, Signer, issue
-from protocol.trust.proofs import revoke
-from protocol.trust.receipts import RETIRED, Work, from_line, microbatch_tokens, sign, to_line
-from protocol.trust.signed import sign as sign_message
+from protocol.trust.proofs import sign_revocation
+from protocol.trust.receipts import (
+    RETIRED,
+    Work,
+    microbatch_tokens,
+    receipt_from_line,
+    receipt_to_line,
+    sign_credit_receipt,
+)
+from protocol.trust.signed import sign_fields as sign_message
 from tests.reference.admitted import identity
 from tests.reference.small_manifest import small_manifest
 
@@ -160,16 +167,16 @@ def forged(folder: Path) -> dict[str, list[bytes]]:
     lines = path.read_bytes().splitlines(keepends=True)
     data = receipt_from_line(lines[0])
     card = issue(OPERATOR, AUTHORITY.run, Card(me.peer_id, "volunteer", 1, 0))
-    own = sign(Signer(me, AUTHORITY, card), replace(work(LAST, me.peer_id, 5, 3), stage=2))
+    own = sign_credit_receipt(Signer(me, AUTHORITY, card), replace(work(LAST, me.peer_id, 5, 3), stage=2))
     unknown = Signer(LAST, AUTHORITY, issue(me, AUTHORITY.run, Card(LAST.peer_id, "volunteer", 2, 0)))
     elsewhere = work(LEADER, SAME.peer_id, 9, 6)
     return {
         "does not hold": [*lines, receipt_to_line(data.replace(b"\x01\xd9", b"\x02\xd9", 1)[:-1] + b"\0")],
         "base64": [*lines, lines[0][: len(lines[0]) // 2]],
-        "not peer": [*lines, to_line(signed(elsewhere))],
-        "for itself": [*lines, to_line(own)],
-        "nobody who may admit": [*lines, to_line(sign(unknown, work(LAST, me.peer_id, 5, 3)))],
-        "not those of": [*lines, to_line(signed(replace(work(LEADER, me.peer_id, 9, 6), tokens=10**9)))],
+        "not peer": [*lines, receipt_to_line(signed(elsewhere))],
+        "for itself": [*lines, receipt_to_line(own)],
+        "nobody who may admit": [*lines, receipt_to_line(sign_credit_receipt(unknown, work(LAST, me.peer_id, 5, 3)))],
+        "not those of": [*lines, receipt_to_line(signed(replace(work(LEADER, me.peer_id, 9, 6), tokens=10**9)))],
     }
 
 

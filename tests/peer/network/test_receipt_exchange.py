@@ -200,7 +200,7 @@ def test_only_the_last_rounds_are_known(tmp_path: Path):
         async with group(tmp_path) as (_, leader, member):
             for round in range(1, RECEIPT_ROUNDS_KEPT + 3):
                 exchange(leader, member, round)
-            assert sorted(leader.earned.seen.work) == list(range(3, ROUNDS_KEPT + 3))
+            assert sorted(leader.earned.seen.work) == list(range(3, RECEIPT_ROUNDS_KEPT + 3))
 
     run(story())
 

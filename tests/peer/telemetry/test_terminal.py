@@ -31,7 +31,7 @@ from peer.telemetry.events import (
 )
 from peer.telemetry.run_report import Chaos, FaultDone, Report
 from peer.telemetry.status import EventStream, Status
-from peer.telemetry.terminal import PeerScreen, ProcessRow, TestnetScreen, bar, panel, sparkline, summary
+from peer.telemetry.terminal import PeerScreen, ProcessRow, TestnetScreen, bar, panel, report_tables, sparkline
 from tests.peer.telemetry.test_run_report import report
 
 EVENTS = [

@@ -14,7 +14,6 @@ from protocol.trust.receipts import (
     Verifier,
     Work,
     by_round,
-    from_line,
     is_retired,
     microbatch_tokens,
     read_receipt,
@@ -49,7 +48,7 @@ def work(by: Signer = LEADER, **changes: object) -> Work:
 
 def test_a_receipt_is_read_as_it_was_signed_and_is_small():
     receipt = work()
-    data = sign(LEADER, receipt)
+    data = sign_credit_receipt(LEADER, receipt)
     assert read_receipt(data, AUTHORITY) == receipt
     assert Verifier(AUTHORITY, ME, tokens=16).check(data) == receipt
     assert len(data) < 600
@@ -58,7 +57,7 @@ def test_a_receipt_is_read_as_it_was_signed_and_is_small():
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_with_any_byte_flipped_it_does_not_hold(data: st.DataObject):
-    made = bytearray(sign(LEADER, work()))
+    made = bytearray(sign_credit_receipt(LEADER, work()))
     made[data.draw(st.integers(0, len(made) - 1))] ^= data.draw(st.integers(1, 255))
     with pytest.raises(FormatError):
         read_receipt(bytes(made), AUTHORITY)
@@ -67,8 +66,8 @@ def test_with_any_byte_flipped_it_does_not_hold(data: st.DataObject):
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_nor_does_its_line_in_a_file(data: st.DataObject):
-    line = bytearray(to_line(sign(LEADER, work())))
-    assert read_receipt(from_line(bytes(line)), AUTHORITY) == work()
+    line = bytearray(receipt_to_line(sign_credit_receipt(LEADER, work())))
+    assert read_receipt(receipt_from_line(bytes(line)), AUTHORITY) == work()
     line[data.draw(st.integers(0, len(line) - 1))] ^= data.draw(st.integers(1, 255))
     with pytest.raises(FormatError):
         [read_receipt(receipt_from_line(each), AUTHORITY) for each in bytes(line).splitlines(keepends=True)]
@@ -77,16 +76,16 @@ def test_nor_does_its_line_in_a_file(data: st.DataObject):
 @settings(max_examples=100, deadline=None)
 @given(cut=st.integers(0, 10_000))
 def test_nor_half_of_a_line(cut: int):
-    line = to_line(sign(LEADER, work()))
+    line = receipt_to_line(sign_credit_receipt(LEADER, work()))
     with pytest.raises(FormatError):
         read_receipt(receipt_from_line(line[: cut % (len(line) - 1)]), AUTHORITY)
 
 
 def test_its_body_under_anybody_elses_signature_does_not_hold():
-    fields = signed.read_signed(sign(LEADER, work()), WORK)[1]
+    fields = signed.read_signed(sign_credit_receipt(LEADER, work()), WORK)[1]
     for other in (identity("me"), identity("stranger"), OPERATOR):
         with pytest.raises(FormatError, match="card"):
-            read_receipt(signed.sign(other, WORK, fields), AUTHORITY)
+            read_receipt(signed.sign_fields(other, WORK, fields), AUTHORITY)
 
 
 VERIFIER = Verifier(AUTHORITY, ME, tokens=16)
@@ -104,9 +103,9 @@ def test_a_receipt_of_another_run_or_for_another_peer_does_not_hold():
 
 
 def test_who_was_not_admitted_or_is_on_trial_or_an_observer_signs_nothing():
-    refused(sign(signer("leader", operator="stranger"), work()), "nobody who may admit")
-    refused(sign(signer("leader", on_trial=True), work()), "on trial")
-    refused(sign(signer("leader", "observer"), work()), "no neighbour")
+    refused(sign_credit_receipt(signer("leader", operator="stranger"), work()), "nobody who may admit")
+    refused(sign_credit_receipt(signer("leader", on_trial=True), work()), "on trial")
+    refused(sign_credit_receipt(signer("leader", "observer"), work()), "no neighbour")
 
 
 def test_nobody_signs_for_itself():
@@ -161,17 +160,17 @@ def test_impossible_fields_are_refused_though_rightly_signed(name: str, value: o
 
 
 def test_other_fields_are_refused_though_rightly_signed():
-    fields = signed.read_signed(sign(LEADER, work()), WORK)[1]
+    fields = signed.read_signed(sign_credit_receipt(LEADER, work()), WORK)[1]
     for wrong in ([], fields[:-1], [*fields, 1], fields[1:], [[], *fields[1:]], [RUN]):
         with pytest.raises(FormatError):
-            read_receipt(signed.sign(LEADER.identity, WORK, wrong), AUTHORITY)
+            read_receipt(signed.sign_fields(LEADER.identity, WORK, wrong), AUTHORITY)
     assert WORK == "work"
 
 
 def test_what_older_versions_signed_for_contributions_is_known_and_no_receipt():
-    data = signed.sign(LEADER.identity, RETIRED.decode(), [RUN, ME, 3, "stage-1", bytes(32), 12, LEADER.card])
+    data = signed.sign_fields(LEADER.identity, RETIRED.decode(), [RUN, ME, 3, "stage-1", bytes(32), 12, LEADER.card])
     assert is_retired(data)
-    assert not is_retired(sign(LEADER, work()))
+    assert not is_retired(sign_credit_receipt(LEADER, work()))
     with pytest.raises(FormatError):
         read_receipt(data, AUTHORITY)
 
