@@ -22,16 +22,16 @@ TEXT, LINES, PARQUET = (".txt", ".md"), (".jsonl", ".ndjson", ".json"), (".parqu
 HUGGING_FACE = "hf:"
 
 READ_CHARACTERS = 2**20
-"""Of a text file at once."""
+"""The characters of a text file that are read at once."""
 
 ROWS = 64
-"""Of a Parquet file at once."""
+"""The rows of a Parquet file that are read at once."""
 
 LONGEST_PIECE = 2**26
-"""Of a text without a line break; it is cut there."""
+"""The longest piece of a text without a line break; it is cut there."""
 
 BREAK = re.compile(r"\n(?=\S)")
-"""Before such a line break tokens are cut by the byte-level pre-tokenizer, so text may be, too."""
+"""A line break before which the byte-level pre-tokenizer cuts tokens, so text may be cut there, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,18 +44,18 @@ class Piece:
 
 @dataclass(slots=True)
 class Meter:
-    """How far reading has come, in bytes of the files; `total` is 0 where nobody knows."""
+    """The progress of reading, in bytes of the files; `total` is 0 where nobody knows."""
 
     total: int = 0
     done: int = 0
     before: int = field(default=0)
-    """Of the files that have been read."""
+    """The bytes of the files that have been read."""
 
 
 @dataclass(frozen=True, slots=True)
 class DocumentSource:
-    """What the user named, by a word that changes with it: how many bytes there are to read (0: nobody knows), and
-    pieces of its documents."""
+    """A source that the user named, by a word that changes with it: how many bytes there are to read (0: nobody knows),
+    and pieces of its documents."""
 
     stamp: str
     size: int
@@ -79,7 +79,7 @@ def find(named: Iterable[str], text_field: str) -> list[DocumentSource]:
 
 
 def after(pieces: Iterable[Piece], documents: int) -> Iterator[Piece]:
-    """What comes behind so many documents; those without text are not counted."""
+    """Skip so many documents; those without text are not counted."""
     text = False
     for piece in pieces:
         if documents > 0:

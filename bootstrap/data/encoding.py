@@ -18,7 +18,7 @@ END_OF_TEXT = "<|endoftext|>"
 END_OF_TEXT_ID = 0
 
 ENDS_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<｜end▁of▁sentence｜>", "[SEP]")
-"""What tokenizers call it; else the user says."""
+"""The tokens that tokenizers use for the end of a text; otherwise the user names it."""
 
 PIECES = re.compile(r".{1,4096}.*?(?=\n\S|\Z)", re.DOTALL)
 """Pieces of a text of some 4096 characters, cut before a line break that a visible character follows.
@@ -30,7 +30,8 @@ PIECES_AT_ONCE = 256
 """A MiB of text: enough to share among threads, little enough that the encodings are small."""
 
 SAMPLE_CHARACTERS = 2**26
-"""Of the text that a tokenizer is trained on: 64 million are English enough, and take twenty seconds on two cores."""
+"""The characters of the text that a tokenizer is trained on: 64 million are English enough, and take twenty seconds on
+two cores."""
 
 BATCH_CHARACTERS, BATCH_TEXTS = 2**21, 1024
 """Encoded at once: enough to share among threads, little enough that the encodings are small."""

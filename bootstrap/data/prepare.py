@@ -1,4 +1,5 @@
-"""From anybody's text to a folder of shards that a run can train on. It is there whole, or not at all.
+"""The preparation of anybody's text as a folder of shards that a run can train on. The folder is there whole, or not at
+all.
 
 Most of the time goes into tokenizing; one that was stopped in it goes on where it was.
 """
@@ -23,10 +24,10 @@ from protocol.run.dataset import BLOCK_TOKENS, BLOCKS, DATA, DataManifest, base_
 from protocol.run.run_files import TOKENIZER, token_dtype
 
 SAY_SECONDS = 0.5
-"""Between two words on how far it has come."""
+"""The interval of progress events, in seconds."""
 
 KEEP_SECONDS = 30.0
-"""Who is stopped loses no more."""
+"""The interval at which progress is kept on disk, in seconds: a preparation that is stopped loses no more."""
 
 WANTED, SHUFFLE = "wanted.json", "shuffle"
 
@@ -39,8 +40,8 @@ PrepareProgress = Callable[[str, int, int], object]
 
 @dataclass(frozen=True, slots=True)
 class PrepareRequest:
-    """What to prepare: `sources` as the user names them, a tokenizer or the vocabulary to train one for, the share of
-    the documents to hold out, the seed of their order, and the mirrors that will have the folder."""
+    """A request to prepare text: `sources` as the user names them, a tokenizer or the vocabulary to train one for, the
+    share of the documents to hold out, the seed of their order, and the mirrors that will have the folder."""
 
     sources: Sequence[str]
     tokenizer: Path | None = None

@@ -27,7 +27,7 @@ Ids = NDArray[np.unsignedinteger]
 FILES = 256
 
 BUFFERED_TOKENS = 2**24
-"""In memory before they are written: 32 or 64 MiB."""
+"""The tokens in memory before they are written: 32 or 64 MiB."""
 
 DRAWS = 4096
 """Made at once."""
@@ -36,7 +36,7 @@ KEPT = "kept.json"
 
 
 class FileCounts(BaseModel):
-    """What is in the files: so many documents and tokens, and so many bytes of each file, by its name."""
+    """The content of the files: so many documents and tokens, and so many bytes of each file, by its name."""
 
     documents: int = 0
     tokens: int = 0
@@ -60,7 +60,7 @@ class Shuffle:
         self._file = next(self._files)
 
     def add(self, tokens: Ids, ends: bool) -> None:
-        """More of a document; `ends` if that is all.
+        """Add more of a document; `ends` if that is all.
 
         Raises:
             ResourceError: the disk is full.
@@ -107,7 +107,7 @@ class Shuffle:
                 tokens_path.unlink()
 
     def _recall(self) -> FileCounts:
-        """What is kept here; whatever else there is goes."""
+        """Read what is kept here; whatever else there is goes."""
         there = {path.name: path.stat().st_size for path in self.folder.iterdir()}
         try:
             kept = FileCounts.model_validate_json((self.folder / KEPT).read_bytes())

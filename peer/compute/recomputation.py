@@ -21,7 +21,7 @@ PASSES_KEPT = 4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Payloads:
-    """What crosses each boundary of a microbatch, by the stage before the boundary, as it goes over the wire."""
+    """The payloads of a microbatch at each boundary, by the stage before the boundary, as they go over the wire."""
 
     activations: list[Tensor]
     gradients: list[Tensor]
@@ -40,8 +40,8 @@ class Recomputation:
             stage.recompute = True
 
     def likeness(self, grids: Mapping[Part, GridView], digests: Mapping[str, str], asked: ReceivedPass) -> Likeness:
-        """How like what a stage received is; `grids` are the outer state of the round, and `digests` those of its
-        parts."""
+        """Return how like the computed payloads those are that a stage received; `grids` are the outer state of the
+        round, and `digests` those of its parts."""
         digest = whole_group_digest(digests, self.evaluator.manifest)
         key = digest, asked.compression, asked.tokens.tobytes()
         if key not in self.kept:
@@ -62,8 +62,9 @@ class Recomputation:
         )
 
     def compute(self, grids: Mapping[Part, GridView], tokens_BM: Tensor, compression: int) -> Payloads:
-        """What a group at d / k = `compression` would send of a microbatch [b, L + 1] with the weights of `grids`. One
-        stage's activations are in memory at a time, so each stage is run forward twice, and its layers a third time."""
+        """Compute the payloads of a group at d / k = `compression` for a microbatch [b, L + 1] with the weights of
+        `grids`. One stage's activations are in memory at a time, so each stage is run forward twice, and its layers a
+        third time."""
         evaluator = self.evaluator
         manifest, device, stages = evaluator.manifest.at(compression), evaluator.device, evaluator.stages
         te_VD = evaluator.load(grids)

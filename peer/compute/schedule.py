@@ -41,7 +41,8 @@ Without them steps last up to an eighth longer, with them up to a thirtieth."""
 
 @dataclass(slots=True)
 class Schedule:
-    """What `stage` (of `stages`) does in one inner step of `microbatches`, with `depth` of them in flight at most.
+    """The order of the passes of `stage` (of `stages`) in one inner step of `microbatches`, with `depth` of them in
+    flight at most.
 
     Microbatches of the next step are numbered on. `begun` of this one have gone forward in the step before; `more` of
     the next one go forward in this, None as long as it is not known whether there is a next one.
@@ -82,8 +83,8 @@ class Schedule:
         return self.forwards - self.backwards
 
     def next(self, activations: bool, gradients: bool) -> Action | None:
-        """What to do now, and it counts as done; None: wait. The arguments say whether the frames are here of the next
-        microbatch to go forward, and of the next to go back."""
+        """Return the next pass, which then counts as done; None: wait. The arguments say whether the frames of the next
+        microbatch to go forward, and of the next to go back, have arrived."""
         back = gradients and self.backwards < min(self.forwards, self.microbatches)
         forth = activations and self.forwards < self.most and self.in_flight < self.depth
         if back and not (forth and self.went_back):
@@ -96,8 +97,8 @@ class Schedule:
 
     @property
     def due(self) -> Action:
-        """What 1F1B would do now: for whose frame a stage waits that can do nothing. By it no two neighbours wait for
-        each other once every frame has come."""
+        """The pass that 1F1B would run next; a stage with nothing to do waits for that neighbour's frame. By it no two
+        neighbours wait for each other once every frame has come."""
         ahead = max(self.stages - self.stage, (self.more or 0) + 1)
         if self.forwards < min(self.most, self.backwards + ahead) or self.backwards == self.microbatches:
             return Forward(self.forwards)
@@ -105,17 +106,17 @@ class Schedule:
 
     @property
     def most(self) -> int:
-        """So many microbatches go forward by the end of this step, as far as that is known."""
+        """The number of microbatches that go forward by the end of this step, as far as that is known."""
         return self.microbatches + (self.more or 0)
 
 
 def least_depth(stage: int, stages: int) -> int:
-    """In flight under 1F1B: one for each stage from this one on."""
+    """Return the number in flight under 1F1B: one for each stage from this one on."""
     return stages - stage
 
 
 def depth_for(round_trip: float, passes: float, stage: int, stages: int, room: int) -> int:
-    """How many microbatches to have in flight, so that the stage never waits for one to come back.
+    """Return how many microbatches to have in flight, so that the stage never waits for one to come back.
 
     Args:
         round_trip: seconds from the end of a microbatch's forward pass until its gradients are here, if nothing else is

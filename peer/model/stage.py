@@ -87,7 +87,7 @@ class Stage(nn.Module):
         return x_BLD
 
     def scale_gradients(self) -> None:
-        """From now on, have the gradients within the layers in fp16's range."""
+        """Keep the gradients within the layers in fp16's range from now on."""
         self.scale = GradientScale()
         self.scale.watch(self.model.layers)
 

@@ -51,7 +51,7 @@ class SpotCheckService(spot_checks_pb2_grpc.SpotChecksServicer):
     manifest: Manifest
     attested: Attested
     check: SpotCheck | None = None
-    """None: this peer does not audit, or not yet."""
+    """The check of a received microbatch; None: this peer does not audit, or not yet."""
     clock: Callable[[], int] = lambda: 0
     """Tells the round in hand."""
     time: TokenBucket = field(default_factory=lambda: TokenBucket(SPOT_CHECK_SHARE, SPOT_CHECK_SAVED_SECONDS))
@@ -60,13 +60,13 @@ class SpotCheckService(spot_checks_pb2_grpc.SpotChecksServicer):
     """The checks that each peer has had in the round `round`."""
     round: int = 0
     told: OrderedDict[bytes, dict[PeerId, tuple[float, float]]] = field(default_factory=OrderedDict)
-    """How like what peers received is, by the SHA-256 of the microbatch's tokens; of the last `PASSES_TOLD`."""
+    """The likeness of what peers received, by the SHA-256 of the microbatch's tokens; of the last `PASSES_TOLD`."""
     found: list[float] = field(default_factory=list)
     """The least likeness of each check that nobody has been told of."""
     one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def take_stock(self) -> tuple[int, float]:
-        """How many checks there were since the last time, and the least likeness of them; 0 and 1: none."""
+        """Return the number of checks since the last call, and the least likeness of them; 0 and 1: none."""
         found, self.found = self.found, []
         return len(found), min(found, default=1.0)
 

@@ -1,4 +1,4 @@
-"""What an audit's measurements come to: who is suspected, of what, since when. Pure.
+"""The verdicts that follow from an audit's measurements: who is suspected, of what, since when. Pure.
 
 One round says little: text, sample and the other authors differ. So an author is suspected of *harm* after
 `HARMFUL_AUDITS` harmful ones among its last `AUDITS_KEPT`; and two are suspected of *copying* after `COPIED_ROUNDS`
@@ -18,8 +18,8 @@ stage from the second round on, and −0.01 to −0.03 at its first in rounds 2 
 
 AUDITS_KEPT = 5
 HARMFUL_AUDITS = 3
-"""So many harmful audits of those kept make a suspicion. One after three rounds is early enough for a revocation to
-take all three out: it reaches `Window.revocable` rounds back, five by default."""
+"""The number of harmful audits, of those kept, that make a suspicion. One after three rounds is early enough for a
+revocation to take all three out: it reaches `Window.revocable` rounds back, five by default."""
 
 COPIED_PLACES = 0.5
 """Two contributions are alike that have more of their places in common, beyond chance. Honest replicas, which start
@@ -46,7 +46,7 @@ class Suspicion:
 
 
 def trial_objection(gain: float, alike: float) -> str:
-    """Why what a newcomer contributed on trial should not count; empty: it may.
+    """Return why a newcomer's contribution on trial should not count; empty: it may.
 
     `alike` is the largest share of places, beyond chance, that it has in common with another's.
     """
@@ -65,7 +65,7 @@ class Verdicts:
     harm: dict[PeerId, set[int]] = field(default_factory=dict)
     alike: dict[Pair, set[int]] = field(default_factory=dict)
     suspected: dict[PeerId, Suspicion] = field(default_factory=dict)
-    """Of harm: each is told once."""
+    """The suspicions of harm: each is emitted once."""
 
     def hear(self, round: int, gains: Mapping[PeerId, float]) -> list[Suspicion]:
         """Gains measured in a round; whoever is suspected from now on. What a part gains that came later adds to what
@@ -94,8 +94,8 @@ class Verdicts:
         return self.suspected[author]
 
     def hear_overlaps(self, round: int, places: Mapping[Pair, float]) -> list[Suspicion]:
-        """Which share of places, beyond chance, two authors have in common in a round; both, if it is large again and
-        again."""
+        """Take the share of places, beyond chance, that two authors have in common in a round; returns suspicions of
+        both, if it is large again and again."""
         findings = []
         for pair, share in places.items():
             rounds_alike = self.alike.setdefault(pair, set())
@@ -117,7 +117,7 @@ class Verdicts:
 
 
 def harmful(gains: Mapping[PeerId, float]) -> set[PeerId]:
-    """Who did harm in a round: its gain is below zero by more than the floor.
+    """Return the authors that did harm in a round: their gain is below zero by more than the floor.
 
     Where a round goes badly for most, nobody is to blame but who is twice as bad as the middle one of the others. It is
     the middle one, so that fewer than half cannot hide each other. Not their spread: what honest peers gain differs

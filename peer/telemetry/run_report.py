@@ -54,8 +54,8 @@ class Peak:
 
 @dataclass(slots=True)
 class RoundEntry:
-    """What is known of one round. `done` is by process; `digests` by part, then peer; `finished` are who ended with it,
-    perhaps without having taken part in it; `gains` are an audit's, by author."""
+    """The record of one round. `done` is by process; `digests` by part, then peer; `finished` are the peers that ended
+    with it, perhaps without having taken part in it; `gains` are an audit's, by author."""
 
     done: dict[str, RoundDone] = field(default_factory=dict)
     digests: dict[str, dict[str, str]] = field(default_factory=lambda: defaultdict(dict))
@@ -75,7 +75,7 @@ class Report:
     failure: str | None = None
     chaos: Chaos | None = None
     peaks: dict[str, Peak] = field(default_factory=dict)
-    """By process."""
+    """The peaks of memory by process."""
 
     def take(self, process: str, event: Event) -> None:
         """Hear what a process said."""
@@ -139,7 +139,8 @@ class Report:
         return any(digests.keys() >= peers and len(set(digests.values())) == 1 for digests in held)
 
     def _faults_after_chaos(self, chaos: Chaos) -> Iterator[str]:
-        """Who came late or was away for a while need not have all rounds; at the end all that are there agree."""
+        """The faults of a run with chaos. A process that came late or was away for a while need not have all rounds; at
+        the end all that are there agree."""
         rounds_asked = self.manifest.outer.rounds
         for round in range(1, rounds_asked + 1):
             if not self.rounds.get(round, RoundEntry()).done:
@@ -191,7 +192,7 @@ class Report:
         return sum(_seconds(entry) for entry in self.rounds.values())
 
     def result(self) -> dict[str, Any]:
-        """What `report.json` holds."""
+        """The content of `report.json`."""
         last = self.rounds[max(self.rounds)] if self.rounds else RoundEntry()
         peers = {
             self._peer(process): {"pipeline_sent": done.pipeline_sent, "outer_sent": done.outer_sent}

@@ -1,5 +1,5 @@
-"""What a person sees: one daemon's lines and live panel, the testnet's live table, and at the end of a run its rounds,
-its faults and its outcome. Lines and rows are pure; rich draws them."""
+"""The output for a person: one daemon's lines and live panel, the testnet's live table, and at the end of a run its
+rounds, its faults and its outcome. Lines and rows are pure; rich draws them."""
 
 import atexit
 import sys

@@ -18,13 +18,14 @@ from protocol.errors import HetpeerError, LostMemberError, ResourceError, Unreac
 from protocol.net.tasks import Children, first_of
 
 LAST_WORDS_SECONDS = 2.0
-"""For reading what an ended process wrote last; a child of its own may hold the pipe open longer."""
+"""The seconds for reading what an ended process wrote last; a child of its own may hold the pipe open longer."""
 
 CONSEQUENCES = (UnreachableError.exit_code, LostMemberError.exit_code)
-"""What a process fails with because another one has gone."""
+"""The exit codes of a process that fails because another one has gone."""
 
 STOPPED = (0, INTERRUPTED)
-"""How a process ends that SIGTERM or SIGINT has asked to leave: in order, so only an unfinished run gives it away."""
+"""The exit codes of a process that SIGTERM or SIGINT has asked to leave: in order, so only an unfinished run gives it
+away."""
 
 LOG_LINES = 8
 
@@ -130,7 +131,7 @@ class Child:
         return self.fate == "killed" or (self.fate == "left" and self.process.returncode in STOPPED)
 
     def obituary(self) -> str:
-        """How the process ended, in words."""
+        """The end of the process, in words."""
         code = self.process.returncode
         who = f"{self.name} (process {self.process.pid})"
         if code is not None and code < 0:
@@ -188,8 +189,8 @@ def ended_from_outside(child: Child) -> bool:
 
 
 def to_blame(ended: Sequence[Child]) -> Child:
-    """Who of those that ended, in this order, is at fault: whoever was ended from outside, else one that failed by
-    itself, else the first; never one that chaos ended, if there is another."""
+    """Return the process at fault of those that ended, in this order: one that was ended from outside, else one that
+    failed by itself, else the first; never one that chaos ended, if there is another."""
     from_outside = [child for child in ended if ended_from_outside(child)]
     left = [child for child in ended if not child.ended_as_meant and not child.succeeded]
     by_itself = [child for child in left if child.process.returncode not in CONSEQUENCES]

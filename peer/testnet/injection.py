@@ -146,13 +146,13 @@ class FaultRecord:
     tell: Callable[[Injected], None]
 
     def begun(self, action: str, processes: list[str], reason: str = "") -> None:
-        """It is done."""
+        """Emit that the fault has begun."""
         self.tell(Injected(self.number, self.fault, action, processes, True, reason))
 
     def ended(self, action: str, processes: list[str]) -> None:
-        """It is undone."""
+        """Emit that the fault has ended."""
         self.tell(Injected(self.number, self.fault, action, processes, False))
 
     def nothing(self, action: str, processes: list[str], reason: str) -> None:
-        """It is not done."""
+        """Emit that the fault was not possible."""
         self.tell(Injected(self.number, self.fault, action, processes, False, reason))

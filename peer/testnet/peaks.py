@@ -1,4 +1,4 @@
-"""What the processes of a testnet take of memory, beside what the memory model says of it."""
+"""The memory of a testnet's processes, beside the estimate of the memory model."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
@@ -15,11 +15,11 @@ from protocol.wording import size
 LOOK_SECONDS = 1.0
 
 ROOM = 0.9
-"""Of the memory that is free now, what a testnet plans with: the rest is for what else runs here."""
+"""The share of the memory that is free now with which a testnet plans: the rest is for what else runs here."""
 
 
 def duties(swarm: Swarm, memory: MemoryName) -> dict[str, Duty]:
-    """What each process of a swarm does that trains, by its name."""
+    """The duty of each process of a swarm that trains, by its name."""
     recompute = memory == "recompute"
     found = {name: Duty("volunteer", stage, recompute=recompute) for name, stage in swarm.stages.items()}
     return found | {name: Duty("datacenter", recompute=recompute) for name in swarm.datacenters}

@@ -83,7 +83,7 @@ class Testnet:
         self.injection = Injection(self.faults, self.swarm, self, partial(self.take, CHAOS))
 
     async def run(self, stop: asyncio.Event) -> None:
-        """From the first process to the last round; nothing is left running.
+        """Run from the first process to the last round; nothing is left running.
 
         Raises:
             TestnetError: a process died.
@@ -259,7 +259,7 @@ class Testnet:
 
     @property
     def alive(self) -> frozenset[str]:
-        """Who saw the last round: the bootstrap node does by its observer."""
+        """The processes that saw the last round: the bootstrap node does by its observer."""
         ended_well = [child for child in self._trainees() if child.succeeded]
         nodes = [child for child in self.latest().values() if child.name == BOOTSTRAP and child.finished]
         return frozenset(child.name for child in [*ended_well, *nodes])
@@ -282,8 +282,8 @@ class Testnet:
         return None
 
     async def _culprit(self, first: Child) -> Child:
-        """Who is at fault: whoever a signal ended that chaos did not send, else one that failed by itself, else the
-        first to end.
+        """Return the process at fault: one that a signal ended that chaos did not send, else one that failed by itself,
+        else the first to end.
 
         A neighbour may end before the one that took it along, so this waits for more to end; not for the bootstrap
         node alone, which serves on.

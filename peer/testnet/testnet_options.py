@@ -11,8 +11,8 @@ from protocol.model_sizes import PRESETS
 
 LEAST_EVALUATED = 4
 EVALUATED_TOKENS = 2**14
-"""Of a model with a long context fewer sequences are evaluated, 64 at most and 4 at least: on a CPU a round would be
-evaluated for longer than it trains."""
+"""The tokens that are evaluated. Of a model with a long context fewer sequences are evaluated, 64 at most and 4 at
+least: on a CPU a round would be evaluated for longer than it trains."""
 
 
 @dataclass(frozen=True, slots=True)

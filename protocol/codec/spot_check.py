@@ -37,8 +37,8 @@ NOTHING: PayloadSample = np.empty(0, np.float32)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReceivedPass:
-    """What a stage received of one microbatch in a round. `tokens` are [b, L + 1]; `activations` and `gradients` are
-    the numbers at the places of `seed` (`places`), `NOTHING` where the stage has no such neighbour."""
+    """The payloads of one microbatch that a stage received in a round. `tokens` are [b, L + 1]; `activations` and
+    `gradients` are the numbers at the places of `seed` (`places`), `NOTHING` where the stage has no such neighbour."""
 
     round: int
     stage: int
@@ -51,13 +51,13 @@ class ReceivedPass:
     group_digest: str
     """Over the outer state from which its group began the round, as the stages say; empty if they do not."""
     neighbours: tuple[PeerId, ...] = ()
-    """Of whom it asks what they received of the microbatch."""
+    """The neighbours of which it asks what they received of the microbatch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Likeness:
-    """How like what a stage received is to what the outer state makes of the microbatch, as cosines; 0 where the stage
-    has no such neighbour."""
+    """The likeness of what a stage received to what the outer state makes of the microbatch, as cosines; 0 where the
+    stage has no such neighbour."""
 
     activations: float
     gradients: float
@@ -65,7 +65,7 @@ class Likeness:
     """Whether that outer state is the one from which the group began the round: then payloads of the round's first
     inner step differ by number formats alone."""
     neighbours: Mapping[PeerId, tuple[float, float]] = field(default_factory=dict)
-    """Those of the activations and the gradients that neighbours received, who have asked about them, too."""
+    """The likenesses of the activations and the gradients that neighbours received, who have asked about them, too."""
 
 
 def group_digest(digests: Mapping[str, str], manifest: Manifest, stage: int, behind: str) -> str:

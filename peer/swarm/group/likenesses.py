@@ -1,4 +1,4 @@
-"""Which of the payloads that a neighbour sent are false, by how like they are to what is computed again from the outer
+"""The judgement of the payloads that a neighbour sent, by how like they are to what is computed again from the outer
 state (`protocol/codec/spot_check.py`); and how often one is checked. Pure.
 
 If a group began the round from the observer's outer state, payloads of the round's first inner step are *exact*: they
@@ -21,7 +21,8 @@ EXACT_COARSE = 0.9
 """The same in a run that has a format of fewer than eight bits, in which honest ones are down to 0.993."""
 
 CLEAR = 6.0
-"""What is made of true payloads lacks at least so many times as much to 1 as these if its sender has falsified it."""
+"""The factor by which what was made of true payloads differs more from them, in 1 − cosine, if its sender has falsified
+it."""
 
 CHECKS_SHARE = 0.02
 """The share of a group's microbatches that are checked at most: each costs its passes once more."""
@@ -44,8 +45,8 @@ def least_exact(manifest: Manifest) -> float:
 
 
 def false_payload(like: Likeness, manifest: Manifest, stage: int) -> PayloadKind | None:
-    """Which of the payloads of a microbatch that a stage received is false; None: neither. What is made of a false
-    payload is false, too, and gradients come after activations: so these are named first."""
+    """Return which of the payloads of a microbatch that a stage received is false; None: neither. What is made of a
+    false payload is false, too, and gradients come after activations: so these are named first."""
     least = least_exact(manifest)
     if stage > 0 and like.activations < least:
         return "activations"
@@ -57,7 +58,7 @@ def false_payload(like: Likeness, manifest: Manifest, stage: int) -> PayloadKind
 def likeness_of_sources(
     like: Likeness, kind: PayloadKind, sender: PeerId, manifest: Manifest, stage: int
 ) -> float | None:
-    """How like the payloads are, at the least, of which `sender` made what it sent this stage; None: it has not had
+    """Return the least likeness of the payloads of which `sender` made what it sent this stage; None: it has not had
     them checked. The first stage makes activations of the text alone, and the last one gradients of activations alone,
     which this stage sent it and made of those that it received."""
     own = like.activations if stage else 1.0

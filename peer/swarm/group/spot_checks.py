@@ -46,20 +46,20 @@ CHECK_WITHIN = 1 / 4
 """The share of a round's steps after which a stage has checked its microbatch: later ones leave time to act."""
 
 PAUSE_SECONDS = 60.0
-"""After a question that was not answered a stage asks again about a microbatch of its own choice so much later: there
-is no observer that audits, or it is busy with the last round."""
+"""The seconds after an unanswered question until a stage asks about another microbatch of its own choice: there is no
+observer that audits, or it is busy with the last round."""
 
 AGAIN_SECONDS = 5.0
-"""How often the observer is asked again about a microbatch that is doubted, until the question is settled."""
+"""The interval at which the observer is asked again about a microbatch that is doubted, in seconds."""
 
 ANSWER_SECONDS = 60.0
-"""How long a stage waits for a neighbour that sent something false to have checked what it received, while the observer
-answers; and once more as long for one that was sent something false itself to act on that."""
+"""The seconds that a stage waits for a neighbour that sent something false to have checked what it received, while the
+observer answers; and once more as long for one that was sent something false itself to act on that."""
 
 
 @dataclass(slots=True)
 class PassInHand:
-    """What has come of one microbatch: its token ids [b, L + 1], and samples, on the stage's device."""
+    """The payloads of one microbatch that have come: its token ids [b, L + 1], and samples, on the stage's device."""
 
     tokens: npt.NDArray[np.int64]
     activations: Tensor | None = None
@@ -75,7 +75,7 @@ class Received:
     stage: int
     passes: dict[int, PassInHand] = field(default_factory=dict)
     seed: int = field(default_factory=lambda: random.getrandbits(64))
-    """Of the places: nobody may know it before this stage asks."""
+    """The seed of the sampled positions: nobody may know it before this stage asks."""
     group_digest: str = ""
     """Over the outer state from which the group began the round."""
     at: Tensor | None = None
@@ -93,7 +93,7 @@ class Received:
             self.passes[number].gradients = self._sample(gradients, backward=True)
 
     def read(self, round: int, number: int) -> ReceivedPass | None:
-        """What to ask about a microbatch; None: it has not come in both directions, or is not kept."""
+        """Return the question about a microbatch; None: it has not come in both directions, or is not kept."""
         kept, last = self.passes.get(number), self.stage == self.manifest.replicas.stages - 1
         if kept is None or (kept.activations is None and self.stage) or (kept.gradients is None and not last):
             return None
@@ -125,7 +125,7 @@ class SpotChecking:
     doubted: set[int] = field(default_factory=set)
     """The microbatches that some stage of the group has asked all to check."""
     doubts_heard: Counter[PeerId] = field(default_factory=Counter)
-    """How many of these each neighbour has told of."""
+    """The number of doubts that each neighbour has sent."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
     check_after: int = field(init=False)
@@ -147,11 +147,12 @@ class SpotChecking:
         return self.ended.is_set()
 
     def end(self) -> None:
-        """From now on nobody is accused any more."""
+        """Accuse nobody from now on."""
         self.ended.set()
 
     def step_taken(self, steps: int) -> None:
-        """So many inner steps of the round are behind this stage: check a microbatch of the first, if it is time."""
+        """Note that so many inner steps of the round are behind this stage: check a microbatch of the first, if it is
+        time."""
         kept = list(self.received.passes)
         is_due = steps == self.check_after and kept and self._links
         if is_due and random.random() < chance_of_check(self.outer.manifest):
@@ -179,7 +180,7 @@ class SpotChecking:
                 await self.ended.wait()
 
     async def _ask(self, number: int) -> Likeness | None:
-        """How like what came of a microbatch is; None: nobody says, or it is too late."""
+        """Return how like what came of a microbatch is; None: nobody answers, or it is too late."""
         async with self.one_at_a_time:
             asked = await self.outer.followed.torch_thread.run(self.received.read, self.round, number)
             if self.over or asked is None:
