@@ -25,7 +25,8 @@ ROUNDS_NEEDED, COMPLETE_REMEMBERED = 4, 32
 """The numbers of rounds, at least and at most, each with all contributions in time, whose median delay is taken."""
 
 LEAST_CREDIT, MOST_CREDIT = 0.125, 0.25
-"""The credit that is used at all, and that of a peer that has waited for nobody for long, in usual rounds."""
+"""The credit that is used at all, and that of a peer that has waited for nobody for long, in usual rounds. The latter
+is at least the usual wait on a machine whose processes rest for seconds (`SHORTEST_WAIT_SECONDS`)."""
 
 ALL_DONE = "all others are done"
 
@@ -79,7 +80,7 @@ class Pace:
         most, usual = self._most(length, expected), self._known(expected)
         if last or usual is None:
             return half + (LAST_ROUND_RATIO if last else 1) * most
-        credit = MOST_CREDIT * (length + usual) - self.used
+        credit = self._most_credit(length + usual) - self.used
         if credit < LEAST_CREDIT * (length + usual):  # saved, until it is enough for a replica that is behind
             return half + usual
         return half + usual + min(credit, max(0.0, most - usual))
@@ -148,7 +149,12 @@ class Pace:
         else:
             more = charge
         self.charged = charge
-        self.used = min(max(0.0, self.used + more), MOST_CREDIT * (length + usual))
+        self.used = min(max(0.0, self.used + more), self._most_credit(length + usual))
+
+    def _most_credit(self, usual: float) -> float:
+        """The credit in seconds of a peer that has waited for nobody for long, where a round usually lasts `usual`
+        seconds. Rounds may be shorter than a pause of an honest machine that does something else."""
+        return max(MOST_CREDIT * usual, self.patience * SHORTEST_WAIT_SECONDS)
 
     def _half(self, started: float, arrivals: Sequence[float], expected: int) -> float | None:
         """Return the time at which half of the contributions were in, but not before they usually are: the steps of a

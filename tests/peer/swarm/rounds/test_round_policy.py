@@ -323,6 +323,26 @@ def test_a_quick_replica_keeps_its_steps_however_a_slow_one_goes_about_it(slowne
     assert usual * SLOW / sum(lengths[GOOD:]) >= 0.95
 
 
+@pytest.mark.parametrize(("patience", "pause"), [(3.0, 5.0), (100.0, 150.0)])
+def test_in_rounds_of_less_than_a_second_a_pause_of_a_machine_that_does_something_else_is_waited_for(
+    patience: float, pause: float
+):
+    short = [delay / 60 for delay in (QUICK, DELAY)]
+    pace, now, lengths = Pace(patience), 0.0, list[float]()
+    for round in range(GOOD + SLOW):
+        half = now + short[0]
+        until = pace.wait(now, [half], 2)
+        assert until is not None
+        came = half + (pause if round >= GOOD else short[1])
+        arrivals = [half, came] if came <= until else [half]
+        pace.remember(now, arrivals, 2)
+        lengths.append(min(came, until) - now)
+        now = min(came, until)
+    assert lengths[GOOD] == pytest.approx(short[0] + pause)  # once
+    most = patience * SHORTEST_WAIT_SECONDS + (1 + CREDIT_SHARE) * sum(short) * SLOW
+    assert sum(lengths[GOOD:]) <= most + 1e-6  # and not again and again
+
+
 def test_a_steady_slow_replica_is_always_waited_for():
     chance = random.Random(1)
     lengths = rounds_beside(Pace(3.0), lambda round, wait: DELAY * chance.uniform(0.9, 1.1), 300)
