@@ -162,7 +162,7 @@ def test_who_opens_a_database_that_another_just_makes_waits_for_it(tmp_path: Pat
 def test_a_database_of_a_later_version_is_left_alone(tmp_path: Path):
     operator_lists.require_trials(tmp_path, True)
     with closing(sqlite3.connect(tmp_path / DATABASE, isolation_level=None)) as later:
-        later.execute(f"PRAGMA user_version = {database.VERSION + 1}")
+        later.execute(f"PRAGMA user_version = {database.TABLES_VERSION + 1}")
     with pytest.raises(ResourceError, match="later version"):
         operator_lists.require_trials(tmp_path, False)
 

@@ -35,7 +35,7 @@ def test_a_speed_is_told_in_two_digits_and_never_beyond_what_a_record_may_say():
 
 def test_of_processes_that_begin_together_one_compiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """Each has a lock of its own on one file, as threads have here."""
-    monkeypatch.setattr(calibration, "kept_in", lambda function: tmp_path / "not there yet")
+    monkeypatch.setattr(calibration, "compiled_folder", lambda function: tmp_path / "not there yet")
     both, alone = threading.Barrier(2, timeout=60), threading.Lock()
 
     def compiles() -> None:
@@ -55,7 +55,7 @@ def test_of_processes_that_begin_together_one_compiles(monkeypatch: pytest.Monke
 
 def test_nobody_waits_for_ever_for_another_that_compiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     compiled: list[str] = []
-    monkeypatch.setattr(calibration, "kept_in", lambda function: tmp_path)
+    monkeypatch.setattr(calibration, "compiled_folder", lambda function: tmp_path)
     monkeypatch.setattr(calibration, "COMPILING_SECONDS", 0.05)
     monkeypatch.setattr(calibration, "compile_kernels", lambda: compiled.append("here"))
     with FileLock(tmp_path / "compiling.lock"):
@@ -66,7 +66,7 @@ def test_nobody_waits_for_ever_for_another_that_compiles(monkeypatch: pytest.Mon
 def test_where_nothing_can_be_kept_each_compiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     compiled: list[str] = []
     (tmp_path / "file").touch()
-    monkeypatch.setattr(calibration, "kept_in", lambda function: tmp_path / "file" / "beneath")
+    monkeypatch.setattr(calibration, "compiled_folder", lambda function: tmp_path / "file" / "beneath")
     monkeypatch.setattr(calibration, "compile_kernels", lambda: compiled.append("here"))
     warm_up()
     assert compiled == ["here"]

@@ -22,7 +22,7 @@ def preset(name: str, stages: int, **inner: int) -> Manifest:
 
 
 def free(monkeypatch: pytest.MonkeyPatch, host: int, device: int = 0) -> None:
-    monkeypatch.setattr(fitting, "free_bytes", lambda where: device if where.type == "cuda" else host)
+    monkeypatch.setattr(fitting, "free_memory", lambda where: device if where.type == "cuda" else host)
 
 
 def test_activations_are_kept_where_they_fit_and_computed_again_where_only_that_fits(monkeypatch: pytest.MonkeyPatch):

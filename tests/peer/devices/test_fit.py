@@ -33,7 +33,7 @@ def test_a_machine_of_several_needs_memory_for_its_own_processes_and_the_first_o
 ):
     run = preset("178m")
     alone = 2 * (worker_bytes(run, 8) + WORKER_BASE_BYTES)
-    monkeypatch.setattr("peer.devices.fit.free_bytes", lambda device: alone)
+    monkeypatch.setattr("peer.devices.fit.free_memory", lambda device: alone)
     require_devices(run, 2, CPU, machines=4, daemon=False)
     for machines, daemon in ((4, True), (2, False)):
         with pytest.raises(ResourceError, match="not enough memory"):
@@ -52,7 +52,7 @@ def test_a_cuda_device_too_small_for_its_share_is_named(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: Small)
-    monkeypatch.setattr("peer.devices.fit.free_bytes", lambda device: 10**12)
+    monkeypatch.setattr("peer.devices.fit.free_memory", lambda device: 10**12)
     require_devices(preset("nano"), 2, CUDA)
     with pytest.raises(ResourceError, match=r"each takes about .* cuda:0 has 1\.0 GB; take a larger --nproc"):
         require_devices(preset("1b"), 2, CUDA)

@@ -214,7 +214,7 @@ def test_a_receipt_that_was_not_asked_for_is_a_breach(tmp_path: Path, monkeypatc
             def sign_for_another(signer: Signer, receipt: Work) -> bytes:
                 return receipts.sign_credit_receipt(signer, replace(receipt, receiver=PeerId(stranger.id)))
 
-            monkeypatch.setattr(signing, "sign", sign_for_another)
+            monkeypatch.setattr(signing, "sign_credit_receipt", sign_for_another)
             await member.earned.ask()
             assert kept(member) == []
             assert [event.peer for event in member.said if isinstance(event, Refused)] == [leader.id]

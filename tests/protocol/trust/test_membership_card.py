@@ -54,13 +54,13 @@ def record_of(who: Identity, **changes: object) -> PeerRecord:
 def checks(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """What was checked, from an empty memory on."""
     made: list[bytes] = []
-    verify = keys.verify_signature
+    verify = keys.signer_of
 
     def counted(public: bytes, data: bytes, signature: bytes) -> PeerId:
         made.append(data)
         return verify(public, data, signature)
 
-    monkeypatch.setattr(signed, "verify", counted)
+    monkeypatch.setattr(signed, "signer_of", counted)
     monkeypatch.setattr(signed, "VERIFIED", DigestCache(signed.CHECKED_MESSAGES_KEPT))
     return made
 
