@@ -16,11 +16,14 @@ of the last losses, so that every method reaches it: the worst one at its end, w
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from peer.lab.results import Record, records_in
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from examples.experiments.results import Record, records_in
 from peer.planning.model import Volunteer, round_of, work_of
 from protocol.codec.frames import Payload
 from protocol.manifest import Manifest, check_manifest

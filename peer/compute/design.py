@@ -12,7 +12,6 @@ from torch import Tensor
 
 from peer.model.embedding import DenseEmbedding, Embedding, FactoredEmbedding, anchor_of
 from peer.model.number_format import number_format
-from peer.model.stage import Stage
 from peer.model.subspace import Boundary, DirectBoundary, Formats, SubspaceBoundary, WholeBoundary, nested
 from protocol.manifest import Manifest
 
@@ -28,14 +27,12 @@ class Design:
     which it needs if the design is `anchored`, and may use up: the anchor takes its memory.
 
     `basis_dk` is U if the token embedding must not leave its subspace in an inner loop; None if all of TE is trained.
-    `stage` makes a stage of layers.
     """
 
     embedding: Callable[[], Embedding]
     boundaries: Callable[[Tensor | None], Boundaries]
     anchored: bool = False
     basis_dk: Tensor | None = None
-    stage: Callable[[Manifest, int], Stage] = Stage
 
 
 def design(manifest: Manifest, kind: Kind, basis_DD: Tensor | None, device: torch.device) -> Design:
@@ -43,7 +40,7 @@ def design(manifest: Manifest, kind: Kind, basis_DD: Tensor | None, device: torc
     if kind == "group" and manifest.compressed and basis_DD is not None:
         return _compressed(manifest, nested(basis_DD, manifest.k).to(device))
     model = manifest.model
-    whole: Boundary = DirectBoundary() if kind == "datacenter" else WholeBoundary(_formats(manifest))
+    whole: Boundary = DirectBoundary() if kind == "datacenter" else WholeBoundary(formats_of(manifest))
     return Design(lambda: DenseEmbedding(model.vocabulary, model.d).to(device), lambda te_VD: lambda stage: whole)
 
 
@@ -53,7 +50,7 @@ def _compressed(manifest: Manifest, basis_dk: Tensor) -> Design:
 
     def boundaries(te_VD: Tensor | None) -> Boundaries:
         assert te_VD is not None
-        boundary = SubspaceBoundary(basis_dk, anchor_of(te_VD, basis_dk) if factored else te_VD, _formats(manifest))
+        boundary = SubspaceBoundary(basis_dk, anchor_of(te_VD, basis_dk) if factored else te_VD, formats_of(manifest))
         return lambda stage: boundary
 
     if factored:
@@ -61,5 +58,6 @@ def _compressed(manifest: Manifest, basis_dk: Tensor) -> Design:
     return Design(lambda: DenseEmbedding(vocabulary, d).to(basis_dk.device), boundaries, True)
 
 
-def _formats(manifest: Manifest) -> Formats:
+def formats_of(manifest: Manifest) -> Formats:
+    """The number formats that a boundary of this run has on the wire."""
     return Formats(*(number_format(wire, manifest.k) for wire in manifest.replicas.wires))

@@ -14,6 +14,7 @@ from torch import Tensor
 from peer.compute.design import Boundaries, Design, design
 from peer.compute.replica import WholeReplica
 from peer.compute.trainer import GridView, load_stage
+from peer.model.stage import Stage
 from peer.optim.grid import to_float
 from protocol.identity import EMBEDDING, Part, stage_part
 from protocol.layout import EMBEDDING_TENSOR
@@ -54,7 +55,7 @@ class Evaluator:
         if replica is not None:
             self.stages = [view.stage for view in replica.stages]
         else:
-            own_stages = [group.stage(manifest, stage).to(device) for stage in range(manifest.replicas.stages)]
+            own_stages = [Stage(manifest, stage).to(device) for stage in range(manifest.replicas.stages)]
             self.stages = [stage.requires_grad_(False) for stage in own_stages]
 
     def compile(self) -> None:

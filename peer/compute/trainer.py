@@ -69,7 +69,7 @@ class StageTrainer:
         self.first = stage == 0
         self.last = stage == manifest.replicas.stages - 1
         self.design = own_design or design(manifest, kind, basis_DD, device)
-        self.stage = self.design.stage(manifest, stage).to(device)
+        self.stage = Stage(manifest, stage).to(device)
         self.stage.recompute = self.arithmetic.recompute
         if self.arithmetic.precision == "fp16":
             self.stage.scale_gradients()

@@ -1,4 +1,4 @@
-"""What a replica of the lab is made of: the protocol's design, or what the switches make of it.
+"""The design of a replica of the lab: the protocol's, or what the switches make of it.
 
 Letters of shapes: V vocabulary, d = D width of the residual stream, k dimensions of the subspace.
 """
@@ -9,7 +9,6 @@ from torch.nn import functional as F
 
 from peer.compute.design import Design, Kind, design
 from peer.lab.boundaries import GroupBoundaries
-from peer.lab.learned import with_learning
 from peer.lab.switches import Switches
 from peer.model.embedding import DenseEmbedding, Embedding, FactoredEmbedding, require_shape, split_embedding
 from protocol.manifest import Manifest
@@ -61,10 +60,10 @@ def design_of(
     device: torch.device,
     group: GroupBoundaries | None,
 ) -> Design:
-    """What a replica of a kind is made of under these switches; `group`: the lab's own boundaries, if it has any."""
+    """The design of a replica of a kind under these switches; `group` are the lab's own boundaries, if it has any."""
     if kind == "group" and group is not None:
-        return with_learning(group_design(manifest, switches, group), switches, basis_DD)
-    return with_learning(design(manifest, kind, basis_DD, device), switches, basis_DD)
+        return group_design(manifest, switches, group)
+    return design(manifest, kind, basis_DD, device)
 
 
 def group_design(manifest: Manifest, switches: Switches, group: GroupBoundaries) -> Design:

@@ -1,5 +1,5 @@
-"""The lab's replicas. Those of one kind take turns with one set of weights: each inner loop starts from θ anyway. A
-replica's own are AdamW's moments and the error feedback.
+"""The lab's replicas. All of one kind take turns with one set of weights: each inner loop starts from θ anyway. A
+replica has AdamW's moments and the error feedback of its own.
 
 What Subspace Networks (arXiv 2506.01260) do to a group's step, and the paper drops (HET, Table 5), is here as well.
 
@@ -23,17 +23,13 @@ from peer.data.batches import batch
 from peer.data.text import Text
 from peer.lab.boundaries import GroupBoundaries
 from peer.lab.designs import KINDS, SubspaceTable, design_of
-from peer.lab.false_payloads import falsify
-from peer.lab.late import ClipFactors, LateGradients, OverlappingSteps, clip_of_overlap
-from peer.lab.paths import absences, schedule
-from peer.lab.pool import PoolRound
+from peer.lab.inner_steps import ClipFactors, OverlappingSteps, PlainSteps, clip_of_overlap
 from peer.lab.shares import Shares
-from peer.lab.stacked import StackedClip, StackedReplica, stackable
 from peer.lab.switches import Switches
 from peer.optim.inner import AdamW, place_in_run
 from peer.optim.outer import OuterState
 from peer.telemetry.events import Listener, StepDone
-from protocol.identity import EMBEDDING, Part, PeerId, stage_part
+from protocol.identity import Part, PeerId
 from protocol.layout import writes_residual
 from protocol.manifest import Manifest
 
@@ -46,7 +42,7 @@ class ColumnAdamW(AdamW):
     """
 
     constrained: set[int] = field(default_factory=set)
-    """Places in `parameters`."""
+    """Indices of `parameters`."""
 
     @torch.no_grad()
     def update(self, factor: float, rate: float) -> None:
@@ -74,13 +70,13 @@ def optimizer(stage: StageTrainer, switches: Switches) -> AdamW:
     if switches.second_moment == "elements" or stage.kind == "datacenter" or not stage.manifest.compressed:
         return stage.new_optimizer()
     writers = {id(parameter) for parameter in _writers(stage)}
-    wanted = {i for i, each in enumerate(stage.parameters) if id(each) in writers}
-    return ColumnAdamW(stage.parameters, stage.manifest.inner, constrained=wanted)
+    constrained = {i for i, parameter in enumerate(stage.parameters) if id(parameter) in writers}
+    return ColumnAdamW(stage.parameters, stage.manifest.inner, constrained=constrained)
 
 
 @torch.no_grad()
 def after_step(group: WholeReplica, switches: Switches, basis_dk: Tensor) -> None:
-    """What is put back into the subspace after an inner step of a group."""
+    """Put back into the subspace what the switches keep there, after an inner step of a group."""
     if switches.embedding == "project":
         for stage in group.stages:
             if isinstance(stage.embedding, SubspaceTable):
@@ -92,7 +88,8 @@ def after_step(group: WholeReplica, switches: Switches, basis_dk: Tensor) -> Non
 
 
 def _writers(stage: StageTrainer) -> Sequence[nn.Parameter]:
-    """Those of a stage before a boundary: the last is free, as in the field's code."""
+    """The weights that write into the residual stream, of a stage before a boundary: the last stage is free, as in the
+    field's code."""
     if stage.last:
         return []
     return [parameter for name, parameter in stage.stage.named_parameters() if writes_residual(name)]
@@ -113,7 +110,7 @@ class LabReplica:
 
 
 @dataclass(slots=True)
-class Workshop:
+class SharedWeights:
     """One set of weights for each kind of replica."""
 
     manifest: Manifest
@@ -123,10 +120,6 @@ class Workshop:
     group: GroupBoundaries | None
     through: Design
     """The design that a group is evaluated with."""
-    pool: list[WholeReplica] = field(default_factory=list)
-    """Where paths are loose, the weights of each group: all its members train at once."""
-    stacks: dict[Kind, StackedReplica] = field(default_factory=dict)
-    """The weights of all replicas of a kind, where they train at once."""
 
     @staticmethod
     def open(
@@ -135,216 +128,115 @@ class Workshop:
         basis_DD: Tensor,
         genesis_VD: Tensor,
         device: torch.device,
-        stacked: bool = False,
-    ) -> "Workshop":
-        """Room for the kinds that the manifest has replicas of. `genesis_VD` is TE before round 1. `stacked`: replicas
-        of a kind train at once, where they can."""
+    ) -> "SharedWeights":
+        """Room for the kinds that the manifest has replicas of. `genesis_VD` is TE before round 1."""
         group = None
         if manifest.replicas.groups and manifest.compressed and switches != switches.without_groups:
             group = GroupBoundaries.begin(manifest, switches, basis_DD.to(device), genesis_VD.to(device))
         designs = {kind: design_of(kind, manifest, switches, basis_DD, device, group) for kind in KINDS}
-        pool: list[WholeReplica] = []
-        if switches.paths == "loose":
-            own = designs["group"]
-            pool = [WholeReplica(manifest, "group", basis_DD, device, own) for _ in range(manifest.replicas.groups)]
-        kinds: list[Kind] = []
-        if manifest.replicas.groups and not pool:
-            kinds.append("group")
-        if manifest.replicas.datacenters:
-            kinds.append("datacenter")
-        wholes = {kind: WholeReplica(manifest, kind, basis_DD, device, designs[kind]) for kind in kinds}
-        copies = {"group": manifest.replicas.groups, "datacenter": manifest.replicas.datacenters}
-        stacks: dict[Kind, StackedReplica] = {}
-        if stacked and stackable(manifest, switches):
-            stacks = {kind: StackedReplica(whole, copies[kind]) for kind, whole in wholes.items()}
+        counts = {"group": manifest.replicas.groups, "datacenter": manifest.replicas.datacenters}
+        wholes = {kind: WholeReplica(manifest, kind, basis_DD, device, designs[kind]) for kind in KINDS if counts[kind]}
         through = designs["group"]
         if group is not None:
             through = replace(through, boundaries=partial(group.boundaries, watched=False))
-        return Workshop(manifest, switches, device, wholes, group, through, pool, stacks)
-
-    def complete(self, grids: Grids) -> None:
-        """Add to θ before round 1 what stages learn beside the tensors of the manifest: it begins at zero."""
-        whole = next(iter(self.wholes.values())) if self.switches.learns else None
-        for stage in whole.stages if whole else ():
-            own = stage.stage.tensors()
-            begun = {name: torch.zeros(each.shape, dtype=torch.int32) for name, each in own.items()}
-            grids[stage_part(stage.index)] = begun | grids[stage_part(stage.index)]
+        return SharedWeights(manifest, switches, device, wholes, group, through)
 
     def replica(self, slot: int, grids: dict[Part, dict[str, Tensor]]) -> LabReplica:
-        """Groups have the first slots, datacenters the last, as in a swarm. All share the grids of θ."""
+        """A new replica. Groups have the first slots, datacenters the last, as in a swarm. All share the grids of θ."""
         kind: Kind = "group" if slot < self.manifest.replicas.groups else "datacenter"
         name = PeerId(base58.b58encode(f"lab {slot}".encode()).decode())
-        optimizers = [optimizer(stage, self.switches) for stage in self.weights(kind, slot).stages]
+        optimizers = [optimizer(stage, self.switches) for stage in self.wholes[kind].stages]
         outer = {
             part: OuterState(self.manifest, part, grid, {name: torch.zeros_like(each) for name, each in grid.items()})
             for part, grid in grids.items()
         }
         return LabReplica(name, slot, kind, optimizers, outer)
 
-    def weights(self, kind: Kind, slot: int) -> WholeReplica:
-        """Those of a kind, which replicas use in turn; or, in a pool, a group's own."""
-        return self.pool[slot] if self.pool and kind == "group" else self.wholes[kind]
-
-    def seat(self, replica: LabReplica) -> WholeReplica:
+    def activate(self, replica: LabReplica) -> WholeReplica:
         """The weights that a replica trains, with its own optimizers."""
-        whole = self.weights(replica.kind, replica.slot)
+        whole = self.wholes[replica.kind]
         for stage, own in zip(whole.stages, replica.optimizers, strict=True):
             stage.optimizer = own
         return whole
 
-    def inner_loop(self, kind: Kind, whole: WholeReplica) -> "InnerLoop":
-        """An inner loop in weights that are to be loaded: of the replica that is seated, or of all of a kind."""
-        if kind == "group" and self.manifest.inner.overlap:
-            return InnerLoop(self, kind, OverlappingSteps(whole), clip_of_overlap(self.manifest.inner))
-        late = LateGradients(whole, self.switches.late, self.switches.lookahead)
-        stacked = isinstance(whole, StackedReplica)
-        return InnerLoop(self, kind, late, StackedClip(self.clip.clip, self.clip.by_stage) if stacked else self.clip)
-
-    @property
-    def clip(self) -> ClipFactors:
-        """By what the gradients of a replica are multiplied."""
-        return ClipFactors(self.manifest.inner.clip, self.switches.clip == "stage")
-
-    def compile(self) -> None:
-        """Let torch compile every layer of every replica."""
-        for whole in (*self.wholes.values(), *self.pool):
-            whole.compile_layers()
+    def inner_loop(self, kind: Kind) -> "InnerLoop":
+        """An inner loop in the weights of a kind, which are loaded, of the replica that is active."""
+        whole, inner = self.wholes[kind], self.manifest.inner
+        if kind == "group" and inner.overlap:
+            return InnerLoop(self, kind, OverlappingSteps(whole), clip_of_overlap(inner))
+        return InnerLoop(self, kind, PlainSteps(whole), ClipFactors(inner.clip))
 
     @contextmanager
     def computing(self) -> Iterator[None]:
         """Number format and attention as the switches have it, outside of the inner steps, too."""
-        with self.arithmetic(self.device, self.manifest.model.context):
+        arithmetic = Arithmetic("bf16" if self.switches.precision == "bf16" else "exact")
+        with arithmetic(self.device, self.manifest.model.context):
             yield
-
-    @property
-    def arithmetic(self) -> Arithmetic:
-        """The number format that the switches ask for."""
-        return Arithmetic("bf16" if self.switches.precision == "bf16" else "exact")
 
 
 @dataclass(slots=True)
 class InnerLoop:
-    """An inner loop of a kind's weights: in numbers as the switches have them, with gradients that may be late."""
+    """An inner loop of a kind's weights, in numbers as the switches have them."""
 
-    workshop: Workshop
+    weights: SharedWeights
     kind: Kind
-    late: LateGradients | OverlappingSteps
+    steps: PlainSteps | OverlappingSteps
     clip: ClipFactors
-    """By what gradients are multiplied."""
 
     def step(self, batch_SM: Tensor, at: float) -> float:
-        """One batch, and the update that is due by now, `at` inner steps after the run's beginning; the batch's mean
-        loss in nats per token."""
-        workshop = self.workshop
-        with workshop.computing():
-            loss = self.late.step(batch_SM, at, self.clip)
-        if self.kind == "group" and workshop.group is not None:
-            after_step(self.late.whole, workshop.switches, workshop.group.basis_dk)
+        """One batch and its update, `at` inner steps after the run's beginning; the batch's mean loss in nats per
+        token."""
+        weights = self.weights
+        with weights.computing():
+            loss = self.steps.step(batch_SM, at, self.clip)
+        if self.kind == "group" and weights.group is not None:
+            after_step(self.steps.replica, weights.switches, weights.group.basis_dk)
         return loss
-
-    def finish(self, at: float) -> None:
-        """The updates that are due still, at the rate of the last step."""
-        self.late.finish(at, self.clip)
 
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What a replica has done in a round: Δ of each part, to be used before others train, and the inner steps behind
-    it."""
+    """The work of a replica in a round: Δ of each part, to be used before others train, and the number of inner
+    steps."""
 
     replica: LabReplica
     moved: Mapping[Part, Mapping[str, Tensor]]
-    steps: Mapping[Part, int]
+    steps: int
 
 
 @dataclass(slots=True)
-class Bench:
-    """What all methods of the lab work with: M replicas in turn, one `grids` of θ that they share, and the text. Each
-    replica has its own AdamW moments and error feedback."""
+class LabSwarm:
+    """The swarm of the lab: M replicas, which take turns, one `grids` of θ that they share, and the text."""
 
     manifest: Manifest
     grids: Grids
-    workshop: Workshop
+    weights: SharedWeights
     replicas: list[LabReplica]
     tokens: Text
     shares: Shares
-    lateness: list[int] = field(default_factory=list)
-    """By how many steps each gradient of a pool was late in the last round."""
 
     def trained(self, round: int, ahead: Callable[[LabReplica], Grids], emit: Listener) -> Iterator[Trained]:
-        """The inner loops of a round, one replica after another; those of a pool are all over before its first is
-        given. A replica starts from θ, or, of the parts in `ahead`, from there."""
-        if self.workshop.stacks:
-            for kind, stack in self.workshop.stacks.items():
-                yield from self._stacked_round(kind, stack, round, emit)
-            return
-        pooled = self._pool_round(round, ahead, emit) if self.workshop.pool else []
-        yield from pooled
-        for replica in self.replicas[len(pooled) :]:
+        """The inner loops of a round, one replica after another. A replica starts from θ, or, of the parts in `ahead`,
+        from there."""
+        for replica in self.replicas:
             steps = self.inner_loop(replica, round, ahead(replica), emit)
-            moved = self.workshop.wholes[replica.kind].moved()
-            yield Trained(replica, moved, dict.fromkeys(moved, steps))
+            yield Trained(replica, self.weights.wholes[replica.kind].moved(), steps)
 
     def inner_loop(self, replica: LabReplica, round: int, ahead: Grids, emit: Listener) -> int:
         """The inner steps of one replica from θ, or, of the parts in `ahead`, from there; how many there were: H, or by
         the replica's speed."""
-        whole, workshop = self.workshop.seat(replica), self.workshop
-        whole.load(self.grids, ahead)
-        if workshop.switches.false != "none" and replica.slot == 0:
-            falsify(whole.stages[1], workshop.switches.false, (self.manifest.run.seed, round))
+        self.weights.activate(replica).load(self.grids, ahead)
         chunks = self.shares.chunks(round, replica.slot)
-        loop = workshop.inner_loop(replica.kind, whole)
-        places = [place_in_run(self.manifest, round, step, len(chunks)) for step in range(len(chunks))]
-        for step, (chunk, place) in enumerate(zip(chunks, places, strict=True)):
-            loss = loop.step(self.read(chunk), place)
+        loop = self.weights.inner_loop(replica.kind)
+        for step, chunk in enumerate(chunks):
+            loss = loop.step(self.read(chunk), place_in_run(self.manifest, round, step, len(chunks)))
             emit(StepDone(round, step, loss, self.manifest.tokens_per_step))
-        loop.finish(places[-1])
         return len(chunks)
-
-    def _stacked_round(self, kind: Kind, stack: StackedReplica, round: int, emit: Listener) -> Iterator[Trained]:
-        """A round of all replicas of a kind, which take each step together."""
-        own = [replica for replica in self.replicas if replica.kind == kind]
-        stack.one.load(self.grids)
-        stack.begin([replica.optimizers for replica in own])
-        loop, first = self.workshop.inner_loop(kind, stack), (round - 1) * self.manifest.inner.steps
-        for step in range(self.manifest.inner.steps):
-            batch_MSL = torch.stack([self.batch(round, step, replica.slot) for replica in own])
-            loss = loop.step(batch_MSL, first + step)
-            emit(StepDone(round, step, loss, self.manifest.tokens_per_step * len(own)))
-        loop.finish(first + self.manifest.inner.steps - 1)
-        for place, replica in enumerate(own):
-            moved = stack.give(place).moved()
-            yield Trained(replica, moved, dict.fromkeys(moved, self.manifest.inner.steps))
 
     def read(self, chunk: int) -> Tensor:
         """A chunk: [sequences, L + 1]."""
         return torch.from_numpy(batch(self.tokens, self.manifest, chunk))
 
     def batch(self, round: int, step: int, slot: int) -> Tensor:
-        """What a replica reads in an inner step: [sequences, L + 1]."""
+        """The batch of a replica's inner step: [sequences, L + 1]."""
         return self.read(self.shares.chunks(round, slot)[step])
-
-    def _pool_round(self, round: int, ahead: Callable[[LabReplica], Grids], emit: Listener) -> list[Trained]:
-        """A round of the groups' members, who take microbatches from each other as their speeds are."""
-        wholes, manifest = self.workshop.pool, self.manifest
-        members = self.replicas[: len(wholes)]
-        for replica, whole in zip(members, wholes, strict=True):
-            self.workshop.seat(replica)
-            whole.load(self.grids, ahead(replica))
-        chunks = [chunk for slot in range(len(wholes)) for chunk in self.shares.chunks(round, slot)]
-        speeds = self.workshop.switches.shares[: len(wholes)] or [1] * len(wholes)
-        total = len(chunks) * manifest.inner.microbatches
-        drawn = (each for chunk in chunks for each in self.read(chunk).split(manifest.inner.microbatch))
-        done = PoolRound.begin(wholes, drawn, total, round, self.workshop.clip, emit)
-        stages, switches = [speeds] * manifest.replicas.stages, self.workshop.switches
-        away = absences(stages, total, switches.churn, (manifest.run.seed, round))
-        done.play(schedule(stages, total, switches.link, away))
-        self.lateness = done.lateness
-        return [
-            Trained(
-                replica,
-                whole.moved(),
-                {stage_part(stage): count for stage, count in enumerate(steps)} | {EMBEDDING: steps[0]},
-            )
-            for replica, whole, steps in zip(members, wholes, done.steps, strict=True)
-        ]

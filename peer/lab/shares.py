@@ -1,5 +1,4 @@
-"""Which chunks of the text each of the lab's replicas reads in a round, one for each inner step; and so how many steps
-it takes."""
+"""The chunks of the text that each of the lab's replicas reads in a round, one for each inner step."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -48,8 +47,8 @@ class Shares:
 
 
 def in_proportion(total: int, speeds: Sequence[int]) -> list[int]:
-    """How many of `total` inner steps each replica takes where all take as long: in proportion to its speed, at least
-    one, and `total` in all.
+    """The number of inner steps of each replica, `total` in all, where all take as long: in proportion to its speed,
+    and at least one.
 
     Raises:
         ValueError: they are too few for one each.
@@ -57,7 +56,7 @@ def in_proportion(total: int, speeds: Sequence[int]) -> list[int]:
     if total < len(speeds):
         raise ValueError(f"{total} inner steps are too few for {len(speeds)} replicas")
     exact = [total * speed / sum(speeds) for speed in speeds]
-    steps = [max(1, math.floor(each)) for each in exact]
+    steps = [max(1, math.floor(share)) for share in exact]
     while sum(steps) < total:
         steps[max(range(len(steps)), key=lambda i: exact[i] - steps[i])] += 1
     while sum(steps) > total:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.time_to_loss import as_pipeline, compare, tokens_until
-from peer.lab.results import Point, Record
+from examples.experiments.results import Point, Record
 from peer.planning.model import Volunteer
 from protocol.manifest import check_manifest
 

@@ -27,6 +27,9 @@ SET = re.compile(r"[A-Z_]+=\S*")
 """A variable in front of a command."""
 
 
+EXPERIMENTS = ("python", "-m", "examples.experiments")
+
+
 @dataclass(frozen=True, slots=True)
 class Typed:
     """A command of a page's shell block: where it is, its words, and why no test runs it (empty: one does)."""
@@ -50,7 +53,8 @@ def prose(page: Path) -> str:
 
 
 def typed(page: Path) -> Iterator[Typed]:
-    """Every `hetpeer …` and `make …` of a page's shell blocks, without comments and variables in front."""
+    """Every `hetpeer …`, `make …` and `python -m examples.experiments …` of a page's shell blocks, without comments and
+    variables in front."""
     for block in BLOCK.finditer(page.read_text(encoding="utf-8")):
         if block["kind"] != "sh":
             continue
@@ -59,7 +63,7 @@ def typed(page: Path) -> Iterator[Typed]:
             while words and SET.fullmatch(words[0]):
                 words = words[1:]
             own = tuple(takewhile(lambda word: not ELSEWHERE.fullmatch(word), words))
-            if own and own[0] in ("hetpeer", "make"):
+            if own and (own[0] in ("hetpeer", "make") or own[:3] == EXPERIMENTS):
                 yield Typed(name_of(page), own, block["why"] or "")
 
 

@@ -8,8 +8,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from examples.experiments.__main__ import app as experiments
 from peer.cli.__main__ import app
-from tests.docs.pages import BLOCK, PAGES, ROOT, Typed, typed
+from tests.docs.pages import BLOCK, EXPERIMENTS, PAGES, ROOT, Typed, typed
 
 ALL = [each for page in PAGES for each in typed(page)]
 
@@ -34,7 +35,6 @@ FROM_SWARM = "tests/system/test_models.py::test_from_the_swarm_it_is_the_state_o
 SAMPLED = "tests/peer/cli/test_models.py::test_a_person_sees_the_prompt_and_every_character_though_many_are_no_utf8"
 IMPORTED = "tests/peer/cli/test_import.py::test_the_manifest_fits_and_a_run_begins_from_every_weight"
 LAB = "tests/peer/cli/test_import.py::test_the_lab_trains_from_it"
-SWEPT = "tests/system/test_sweep.py::test_a_sweep_leaves_one_record_for_each_run_and_a_report_and_does_nothing_twice"
 TESTNET = "tests/system/test_testnet.py::test_its_report_tells_every_round_and_its_loss_fell"
 CHAOS = "tests/system/test_chaos.py::test_a_paused_a_killed_and_a_leaving_process_cost_time_and_one_more_takes_a_place"
 PREPARED = "tests/peer/cli/test_data.py::test_text_is_prepared_shown_and_checked"
@@ -89,7 +89,6 @@ RUN_BY = {
     "import": {"": IMPORTED, "--out": IMPORTED},
     "plan": dict.fromkeys(("", "--up", "--down", "--teraflops", "--overlap", "--model", "--figure2", "--json"), HERE),
     "lab run": {"": LAB, "--report": LAB},
-    "lab sweep": {"": SWEPT, "--scale": HERE, "--list": HERE},
     "testnet": {"": TESTNET, "--chaos": CHAOS}
     | dict.fromkeys(("--groups", "--stages", "--rounds", "--inner-steps"), TESTNET),
 }
@@ -98,17 +97,18 @@ RUN_BY = {
 USAGE_ERROR = typer.BadParameter.__mro__[1]
 """Click's, which typer carries with it and does not name."""
 
-QUICK = (("plan", ""), ("bootstrap", "--dry-run"), ("lab sweep", "--list"))
+QUICK = (("plan", ""), ("bootstrap", "--dry-run"))
 """What is over in a moment, by command and option."""
 
 
-def command_of(words: tuple[str, ...]) -> str:
-    """The command's name, parsed as the real program would, but nothing is called.
+def command_of(words: tuple[str, ...], program: typer.Typer = app) -> str:
+    """The command's name, parsed as the real program would; `words` begin with the program's own name. Nothing is
+    called.
 
     Raises:
         USAGE_ERROR: there is no such command or option, or an argument is missing or wrong.
     """
-    command, name, rest, context, names = typer.main.get_command(app), "hetpeer", list(words[1:]), None, []
+    command, name, rest, context, names = typer.main.get_command(program), "hetpeer", list(words[1:]), None, []
     while True:
         context = command.make_context(name, rest, parent=context)
         if not hasattr(command, "commands"):
@@ -128,6 +128,13 @@ def test_it_is_a_command_with_these_options_and_a_test_runs_it(each: Typed):
     if not each.not_run:
         known = RUN_BY.get(name, {})
         assert [option for option in options_of(each.words) if option not in known] == []
+
+
+@pytest.mark.parametrize("each", [each for each in ALL if each.words[:3] == EXPERIMENTS], ids=str)
+def test_it_is_a_command_of_the_experiments_and_what_takes_no_time_runs(each: Typed):
+    assert command_of(each.words[2:], experiments) in ("sweep", "report", "prepare")
+    if "--list" in each.words:
+        assert "runs" in CliRunner().invoke(experiments, each.words[3:]).output
 
 
 @pytest.mark.parametrize("each", [each for each in ALL if each.words[0] == "make"], ids=str)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from peer.lab.experiment import cases, load_experiment
+from examples.experiments.experiment import cases, load_experiment
 from tests.docs.pages import BLOCK, ROOT
 
 

@@ -15,10 +15,10 @@ from safetensors.torch import save
 
 from bootstrap.data.documents import Meter, find, read_corpus
 from bootstrap.genesis import load_run
+from examples.experiments import results as lab_results
+from examples.experiments.experiment import Case
+from examples.experiments.sweep import _text
 from peer.data.text import open_tokens
-from peer.lab import results as lab_results
-from peer.lab.experiment import Case
-from peer.lab.sweep import _text
 from peer.lab.switches import Switches
 from peer.model.first_weights import read_part
 from peer.network.intake import Intake

@@ -11,9 +11,9 @@ from cryptography.hazmat.primitives.serialization import BestAvailableEncryption
 
 from bootstrap.admission.database import INVITATIONS, LOG
 from bootstrap.admission.operator_lists import redeem
-from bootstrap.data.texts.decoders import osis_text, pod_text
+from examples.experiments.experiment import PAPER, cases, load_experiment
+from examples.experiments.texts.decoders import osis_text
 from peer.cli.options import duration
-from peer.lab.experiment import PAPER, cases, load_experiment
 from peer.store.checkpoint import Checkpoint, candidates, write_checkpoint
 from peer.store.served import ContributionStore
 from protocol import manifest
@@ -127,8 +127,6 @@ def test_a_name_that_is_no_text_is_a_damaged_archive(tmp_path: Path):
 
 
 def test_a_character_of_too_many_digits_is_a_damaged_text():
-    with pytest.raises(FormatError):
-        pod_text(f"E<{'9' * 5000}>")
     with pytest.raises(FormatError):
         osis_text(f"&#{'9' * 5000};")
 

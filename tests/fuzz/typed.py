@@ -13,11 +13,11 @@ from pathlib import Path
 
 import msgpack
 
-from bootstrap.data.texts.decoders import MAX_TOTAL, DocumentDecoder, plain, pod, r_lines, read_members, sword
+from examples.experiments.experiment import PAPER, cases, load_experiment
+from examples.experiments.texts.decoders import MAX_TOTAL, DocumentDecoder, plain, r_lines, read_members, sword
 from peer.cli.options import duration
-from peer.lab.experiment import PAPER, cases, load_experiment
-from peer.testnet.chaos import NOTATIONS, parse_chaos
-from peer.testnet.faults import Fault
+from peer.testnet import chaos
+from peer.testnet.faults import ChaosItem
 from protocol.errors import ManifestError, TicketError, UserError
 from protocol.manifest import load_manifest
 from protocol.trust import ticket as tickets
@@ -46,7 +46,7 @@ rounds = 7
 [[grid]]
 mode = ["uniform", "heterogeneous"]
 "replicas.compression" = [8, 16]
-"lab.values" = "sign"
+"lab.values" = "exact"
 """
 
 
@@ -136,7 +136,7 @@ TYPED = (
             (
                 EXPERIMENT.encode(),
                 [
-                    f"{mode}, compression {compression}, values sign, seed 1"
+                    f"{mode}, compression {compression}, values exact, seed 1"
                     for mode in ("uniform", "heterogeneous")
                     for compression in (8, 16)
                 ],
@@ -169,12 +169,6 @@ TYPED = (
         "R's strings",
         documents(lambda files: r_lines({"": struct.pack(">I", len(files[""])) + zlib.compress(files[""])}), ""),
         ((STRINGS, [("Emma", "Emma")]),),
-    ),
-    Reader(
-        "Perl's documentation",
-        documents(pod, "one.pod"),
-        ((b"=head1 One B<C<two>> E<gt> E<233>\n\nThree.", [("one.pod", "One two > \xe9\n\nThree.")]),),
-        "text",
     ),
     Reader(
         "wheel",

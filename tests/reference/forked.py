@@ -25,6 +25,7 @@ PARENTS = 2
 """Processes that hash differently find what depends on the order of a set: every other fork is of another parent."""
 
 HETPEER = [sys.executable, "-m", "peer.cli"]
+EXPERIMENTS = [sys.executable, "-m", "examples.experiments"]
 
 _numbers = count()
 
@@ -33,11 +34,17 @@ class Forked:
     """A process, as far as the tests use a `subprocess.Popen` in text mode. Its standard error is that of the test, or
     joins its standard output."""
 
-    def __init__(self, arguments: Sequence[str], inside: Sequence[str] = (), errors_join_output: bool = False) -> None:
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        inside: Sequence[str] = (),
+        errors_join_output: bool = False,
+        program: Sequence[str] = HETPEER,
+    ) -> None:
         stdin, ours = os.pipe()
         theirs, stdout = os.pipe()
         streams = stdin, stdout, stdout if errors_join_output else 2
-        self._news = ask(_parent(next(_numbers) % PARENTS), [*inside, *HETPEER, *arguments], streams, dict(os.environ))
+        self._news = ask(_parent(next(_numbers) % PARENTS), [*inside, *program, *arguments], streams, dict(os.environ))
         for each in (stdin, stdout):
             os.close(each)
         self.stdin, self.stdout = os.fdopen(ours, "w"), os.fdopen(theirs)
@@ -85,19 +92,14 @@ class Forked:
         self.wait()
 
 
-def hetpeer(*arguments: str, folder: Path | None = None, timeout: float = SECONDS) -> subprocess.CompletedProcess[str]:
-    """Run a command of hetpeer that needs no input to its end."""
-    return run("peer.cli", *arguments, folder=folder, timeout=timeout)
-
-
-def run(
-    module: str, *arguments: str, folder: Path | None = None, timeout: float = SECONDS
+def hetpeer(
+    *arguments: str, folder: Path | None = None, timeout: float = SECONDS, program: Sequence[str] = HETPEER
 ) -> subprocess.CompletedProcess[str]:
-    """Run `python -m module` that needs no input to its end."""
+    """Run a command that needs no input to its end."""
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors, open(os.devnull) as nothing:
         parent = _parent(next(_numbers) % PARENTS)
         streams = [each.fileno() for each in (nothing, output, errors)]
-        with ask(parent, [sys.executable, "-m", module, *arguments], streams, dict(os.environ), folder=folder) as news:
+        with ask(parent, [*program, *arguments], streams, dict(os.environ), folder=folder) as news:
             process = int(news.recv(64))
             if not select.select([news], [], [], timeout)[0]:
                 os.kill(process, signal.SIGKILL)

@@ -8,7 +8,7 @@ from peer.data.batches import held_out_batch
 from peer.data.text import Tokens
 from peer.lab.methods import method
 from peer.lab.reference_run import Lab
-from peer.lab.replicas import Bench, Workshop
+from peer.lab.replicas import LabSwarm, SharedWeights
 from peer.lab.shares import Shares
 from peer.lab.switches import Switches
 from peer.optim.grid import grid_digest, to_float, to_units
@@ -21,23 +21,21 @@ from tests.reference.llama import random_weights
 RUN = RunId("ab" * 32)
 
 
-def small_lab(manifest: Manifest, switches: Switches | None = None, seed: int = 0, stacked: bool = False) -> Lab:
-    """A fresh lab; equal arguments give equal labs. `stacked`: replicas train at once, where they can."""
+def small_lab(manifest: Manifest, switches: Switches | None = None, seed: int = 0) -> Lab:
+    """A fresh lab; equal arguments give equal labs."""
     switches, cpu = switches or Switches(), torch.device("cpu")
-    weights = random_weights(manifest, seed, torch.float32)
+    random = random_weights(manifest, seed, torch.float32)
     grids = {
-        part: {name: to_units(weights[name]).to(torch.int32) for name in layout}
+        part: {name: to_units(random[name]).to(torch.int32) for name in layout}
         for part, layout in model_layout(manifest).items()
     }
     basis = orthonormal(manifest.model.d, seed)
-    workshop = Workshop.open(manifest, switches, basis, to_float(grids[EMBEDDING][EMBEDDING_TENSOR]), cpu, stacked)
-    workshop.complete(grids)
-    replicas = [workshop.replica(slot, grids) for slot in range(manifest.replicas.total)]
-    evaluator = Evaluator(
-        manifest, basis, torch.from_numpy(held_out_batch(text(seed + 1), manifest)), cpu, workshop.through
-    )
-    bench = Bench(manifest, grids, workshop, replicas, text(seed), Shares(manifest, switches.shares))
-    return Lab(bench, evaluator, method(manifest, switches, RUN))
+    weights = SharedWeights.open(manifest, switches, basis, to_float(grids[EMBEDDING][EMBEDDING_TENSOR]), cpu)
+    replicas = [weights.replica(slot, grids) for slot in range(manifest.replicas.total)]
+    held_out_SM = torch.from_numpy(held_out_batch(text(seed + 1), manifest))
+    evaluator = Evaluator(manifest, basis, held_out_SM, cpu, weights.through)
+    swarm = LabSwarm(manifest, grids, weights, replicas, text(seed), Shares(manifest, switches.shares))
+    return Lab(swarm, evaluator, method(manifest, switches, RUN))
 
 
 def text(seed: int) -> Tokens:
@@ -49,4 +47,4 @@ def play(lab: Lab, rounds: int) -> dict[str, str]:
     """Rounds 1 to `rounds`, and the digests of what came out."""
     for round in range(1, rounds + 1):
         lab.round(round, lambda event: None)
-    return {part: grid_digest(grid) for part, grid in lab.bench.grids.items()}
+    return {part: digest(grid) for part, grid in lab.swarm.grids.items()}

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from peer.compute.replica import WholeReplica
-from peer.lab.late import EarlierClip, OverlappingSteps, clip_of_overlap
+from peer.lab.inner_steps import EarlierClip, OverlappingSteps, clip_of_overlap
 from peer.network.duplex import BreachError
 from peer.optim.grid import to_float
 from peer.optim.inner import learning_rate

@@ -1,4 +1,4 @@
-"""`hetpeer lab sweep` as a researcher uses it: real processes, stopped and killed."""
+"""`python -m examples.experiments sweep` as a researcher uses it: real processes, stopped and killed."""
 
 import json
 import os
@@ -8,8 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from peer.lab.results import read_records
-from tests.reference.forked import Forked, hetpeer
+from examples.experiments.results import read_records
+from tests.reference.forked import EXPERIMENTS, Forked, hetpeer
 
 EXPERIMENT = """
 title = "small"
@@ -53,7 +53,7 @@ def command(tmp_path: Path, text: Path, rounds: int, *more: str) -> list[str]:
     experiment = tmp_path / "experiment.toml"
     experiment.write_text(EXPERIMENT.replace("ROUNDS", str(rounds)))
     where = ["--data", str(text), "--out", str(tmp_path / "out"), "--device", "cpu"]
-    return ["lab", "sweep", str(experiment), *where, *more]
+    return ["sweep", str(experiment), *where, *more]
 
 
 def losses(tmp_path: Path) -> dict[str, float]:
@@ -61,12 +61,12 @@ def losses(tmp_path: Path) -> dict[str, float]:
 
 
 def start(arguments: list[str]) -> Forked:
-    return Forked(arguments, errors_join_output=True)
+    return Forked(arguments, errors_join_output=True, program=EXPERIMENTS)
 
 
 def done(arguments: list[str]) -> str:
     """What a sweep says that ends well."""
-    ended = hetpeer(*arguments)
+    ended = hetpeer(*arguments, program=EXPERIMENTS)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout
 
@@ -122,7 +122,7 @@ def test_results_of_another_text_are_not_mixed_in(tmp_path: Path, text: Path):
     done(command(tmp_path, text, 1))
     other = tmp_path / "other.txt"
     other.write_text(text.read_text())
-    refused = hetpeer(*command(tmp_path, other, 1))
+    refused = hetpeer(*command(tmp_path, other, 1), program=EXPERIMENTS)
     assert refused.returncode != 0
     assert "give another folder with --out" in refused.stdout + refused.stderr
 
@@ -132,7 +132,7 @@ def test_experiments_that_share_a_folder_share_their_runs_but_not_at_the_same_ti
     with start(arguments) as first:
         assert first.stdout is not None
         next(line for line in first.stdout if json.loads(line)["event"] == "Advanced")
-        refused = hetpeer(*arguments)
+        refused = hetpeer(*arguments, program=EXPERIMENTS)
         assert refused.returncode != 0
         assert "another hetpeer process uses" in refused.stdout
         first.stdout.read()
@@ -148,7 +148,7 @@ def test_experiments_that_share_a_folder_share_their_runs_but_not_at_the_same_ti
 def test_a_folder_whose_text_is_not_known_is_an_error_of_one_line(tmp_path: Path, text: Path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "sweep.json").write_text("[1, 2")
-    refused = hetpeer(*command(tmp_path, text, 1))
+    refused = hetpeer(*command(tmp_path, text, 1), program=EXPERIMENTS)
     assert refused.returncode != 0
     assert "does not say of which text these results are; give another folder with --out" in " ".join(
         (refused.stdout + refused.stderr).split()

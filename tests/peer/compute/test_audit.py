@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from peer.compute.audit import WORST_NATS, gain, held_out_loss, overlap, silence, silenced
 from peer.lab.reference_run import Lab
-from peer.lab.replicas import Bench, Grids
+from peer.lab.replicas import Grids
+from peer.optim.grid import INT32_MAX
 from peer.optim.outer import FACTOR_ONE, OuterState, outer_term
 from peer.telemetry.events import Listener
 from protocol.codec.contribution import Contribution, SparseTensor, grids
@@ -146,7 +147,7 @@ def trained(change: Change, rounds: int = 3) -> tuple[Lab, Grids, dict[Part, lis
         for round in range(1, rounds + 1):
             sets.clear()
             lab.round(round, quiet)
-    return lab, lab.bench.grids, sets
+    return lab, lab.swarm.grids, sets
 
 
 quiet: Listener = lambda event: None  # noqa: E731
@@ -156,8 +157,7 @@ def gains(change: Change) -> list[float]:
     """Of each replica, over all parts, by slot."""
     lab, at, sets = trained(change)
     loss = held_out_loss(lab.evaluator, at)
-    bench: Bench = lab.bench
-    return [gain(lab.evaluator, at, sets, replica.id, loss) for replica in bench.replicas]
+    return [gain(lab.evaluator, at, sets, replica.id, loss) for replica in lab.swarm.replicas]
 
 
 def test_honest_contributions_gain():

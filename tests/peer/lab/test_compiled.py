@@ -21,7 +21,8 @@ def test_a_lab_with_compiled_layers_has_the_same_losses_within_rounding():
         inner={"steps": 2, "learning_rate": 1e-2, "warmup": 1},
     )
     plain, compiled = small_lab(run, Switches()), small_lab(run, Switches())
-    compiled.bench.workshop.compile()
+    for replica in compiled.swarm.weights.wholes.values():
+        replica.compile_layers()
     compiled.evaluator.compile()
     expected = losses(plain)
     assert losses(compiled) == pytest.approx(expected, abs=1e-4)

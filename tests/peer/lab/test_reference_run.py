@@ -1,4 +1,4 @@
-"""The lab: the whole swarm in one process; a run that was cut short goes on as if it had not been, to the last bit."""
+"""The lab: the whole swarm in one process."""
 
 from itertools import product
 from pathlib import Path
@@ -12,17 +12,15 @@ from peer.compute.design import Kind
 from peer.compute.replica import WholeReplica
 from peer.data.batches import batch, in_turn
 from peer.data.text import open_tokens
-from peer.lab.reference_run import Lab, load_lab, save_lab
-from peer.lab.switches import Switches
-from peer.optim.grid import grid_digest
+from peer.lab.reference_run import Lab
+from peer.optim.grid import digest
 from peer.optim.outer import Grid, OuterState, outer_term
 from peer.telemetry.events import Evaluated, Event, Finished, Joined, RoundDone, StepDone
 from protocol.codec.contribution import Contribution
-from protocol.errors import ResourceError
 from protocol.identity import Part, PeerId, RunId
 from protocol.layout import model_layout
 from protocol.manifest import Manifest
-from protocol.run.run_files import BASIS, TRAIN, Descriptor, genesis_file
+from protocol.run.run_files import BASIS, TRAIN, genesis_file
 from tests.reference.small_manifest import small_manifest
 
 TEXT = "\n\n".join(f"Line {number} of a text about {number % 7} things." for number in range(400))
@@ -155,75 +153,3 @@ def test_every_choice_of_the_manifest_changes_the_outcome_and_still_learns(tmp_p
     assert digests(events)[-1] != digests(run(tmp_path / "b", manifest()))[-1]
     losses = [event.loss for event in events if isinstance(event, Evaluated)]
     assert losses[-1] < losses[0]
-
-
-CPU = torch.device("cpu")
-
-
-def opened(folder: Path, manifest: Manifest) -> Descriptor:
-    text = folder / "text.txt"
-    text.write_text(TEXT)
-    return create_run(manifest, folder / "run", text)
-
-
-def rest(lab: Lab, rounds: int) -> list[object]:
-    """What a lab tells of its remaining rounds, but for the time they took."""
-    told: list[object] = []
-
-    def hear(event: object) -> None:
-        match event:
-            case RoundDone():
-                told.append((event.round, event.digests, event.outer_sent))
-            case Evaluated():
-                told.append((event.loss, event.loss_plain))
-            case _:
-                pass
-
-    for round in range(lab.done + 1, rounds + 1):
-        lab.round(round, hear)
-    return told
-
-
-@pytest.mark.parametrize(
-    ("switches", "change"),
-    [
-        ({}, {}),
-        ({}, {"outer": {"overlap": True}}),
-        ({}, {"inner": {"optimizer": "muon"}}),
-        ({"values": "sign"}, {}),
-        ({"method": "diloco"}, {}),
-        ({"late": 2, "lookahead": True}, {}),
-        ({"average": 0.5, "begin_at_average": 0.3}, {"outer": {"overlap": True}}),
-        ({"anchors": "bigrams", "codec": "learned"}, {}),
-        ({"paths": "loose", "clip": "stage", "speeds": "1:2:2"}, {"outer": {"overlap": True, "weights": "steps"}}),
-        ({"paths": "loose", "clip": "stage", "link": 0.5, "churn": 1.0}, {}),
-        ({"method": "adamw"}, {}),
-        ({"grassmann": 5}, {}),
-        (
-            {"basis": "fitted", "payload": "allocated", "gradient_basis": "own"},
-            {"replicas": {"anchor": "embedding"}},
-        ),
-        ({"second_moment": "columns", "weight_projection": True, "embedding": "project"}, {}),
-        ({"precision": "bf16", "payload": "4bit", "residuals": 1}, {}),
-        ({"payload": "4bit", "gradient_payload": "8bit"}, {}),
-    ],
-    ids=str,
-)
-def test_going_on_from_disk_changes_no_bit(
-    tmp_path: Path, switches: dict[str, object], change: dict[str, dict[str, object]]
-):
-    descriptor = opened(tmp_path, manifest(**change))
-    chosen = Switches.model_validate(switches)
-    straight = Lab.open(descriptor, tmp_path / "run", CPU, chosen)
-    rest(straight, 1)
-    save_lab(straight, tmp_path / "state", {"seen": 1})
-    again = Lab.open(descriptor, tmp_path / "run", CPU, chosen)
-    assert load_lab(again, tmp_path / "state") == {"seen": 1}
-    assert rest(again, 3) == rest(straight, 3)
-
-
-def test_a_damaged_file_is_an_error_that_says_what_to_do(tmp_path: Path):
-    descriptor = opened(tmp_path, small_manifest())
-    (tmp_path / "state").write_bytes(b"\x08" + bytes(40))
-    with pytest.raises(ResourceError, match="remove it to begin this run anew"):
-        load_lab(Lab.open(descriptor, tmp_path / "run", CPU), tmp_path / "state")

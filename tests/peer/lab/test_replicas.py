@@ -75,7 +75,7 @@ def after_steps(switches: Switches, slot: int = GROUP, steps: int = 3, **replica
         inner={"steps": steps, "learning_rate": 1e-2, "warmup": 0}, model={"layers": 4}, replicas=replicas
     )
     lab = small_lab(manifest, switches)
-    lab.bench.inner_loop(lab.bench.replicas[slot], 1, {}, lambda event: None)
+    lab.swarm.inner_loop(lab.swarm.replicas[slot], 1, {}, lambda event: None)
     return lab, nested(orthonormal(16), manifest.k)
 
 
@@ -83,7 +83,7 @@ def test_a_token_embedding_stays_in_the_subspace_by_projection_or_drifts():
     left = {}
     for choice in ("project", "drift"):
         lab, u = after_steps(Switches(embedding=choice))  # type: ignore[arg-type]
-        table = lab.bench.workshop.wholes["group"].stages[0].embedding
+        table = lab.swarm.weights.wholes["group"].stages[0].embedding
         assert isinstance(table, SubspaceTable)
         assert table.moved(table.start_Vd).abs().max() > 1e-3
         ts = table.ts_Vd.detach()
@@ -95,7 +95,7 @@ def test_a_token_embedding_stays_in_the_subspace_by_projection_or_drifts():
 @pytest.mark.parametrize("projected", [True, False])
 def test_weights_that_write_into_the_residual_stream_are_projected_in_stages_before_a_boundary(projected: bool):
     lab, u = after_steps(Switches(weight_projection=projected, embedding="project"), stages=3)
-    for stage in lab.bench.workshop.wholes["group"].stages:
+    for stage in lab.swarm.weights.wholes["group"].stages:
         inside = {name.split(".", 3)[-1] for name, w in stage.stage.tensors().items() if inside_subspace(w, u)}
         writers = {"self_attn.o_proj.weight", "mlp.down_proj.weight"}
         assert inside == (writers if projected and not stage.last else set())
@@ -108,14 +108,14 @@ def inside_subspace(weight: Tensor, u: Tensor) -> bool:
 
 def test_a_datacenter_is_not_constrained():
     lab, u = after_steps(Switches(weight_projection=True, second_moment="columns"), DATACENTER)
-    whole = lab.bench.workshop.wholes["datacenter"]
+    whole = lab.swarm.weights.wholes["datacenter"]
     assert not any(inside_subspace(w, u) for stage in whole.stages for w in stage.stage.tensors().values())
-    assert all(type(own) is AdamW for own in lab.bench.replicas[DATACENTER].optimizers)
+    assert all(type(own) is AdamW for own in lab.swarm.replicas[DATACENTER].optimizers)
 
 
 def test_columns_have_one_second_moment_where_weights_write_into_the_stream_before_a_boundary():
     lab, _ = after_steps(Switches(second_moment="columns"), stages=2)
-    for stage, own in zip(lab.bench.workshop.wholes["group"].stages, lab.bench.replicas[GROUP].optimizers, strict=True):
+    for stage, own in zip(lab.swarm.weights.wholes["group"].stages, lab.swarm.replicas[GROUP].optimizers, strict=True):
         names = [*stage.stage.tensors(), "embedding"][: len(stage.parameters)]
         alike = {
             name.split(".", 3)[-1]
@@ -127,7 +127,7 @@ def test_columns_have_one_second_moment_where_weights_write_into_the_stream_befo
 
 def test_elements_have_their_own_by_default():
     lab = small_lab(small_manifest())
-    stage = lab.bench.workshop.wholes["group"].stages[0]
+    stage = lab.swarm.weights.wholes["group"].stages[0]
     assert type(optimizer(stage, Switches())) is AdamW
 
 

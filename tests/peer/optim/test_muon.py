@@ -151,10 +151,10 @@ def test_what_a_group_writes_before_a_boundary_stays_in_the_subspace_and_nothing
     lab, basis = small_lab(manifest), orthonormal(manifest.model.d)
     replica = WholeReplica(manifest, kind, basis, torch.device("cpu"))
     for stage in replica.stages if replicas.get("compression") == "auto" else ():
-        stage.compress(manifest.compressions[-1], lab.bench.grids)
-    replica.load(lab.bench.grids)
+        stage.compress(manifest.compressions[-1], lab.swarm.grids)
+    replica.load(lab.swarm.grids)
     for step in range(3):
-        replica.inner_step(lab.bench.batch(1, step, 0), step)
+        replica.inner_step(lab.swarm.batch(1, step, 0), step)
     u = nested(basis, manifest.k)
     for stage in range(2):
         for name, moved in replica.moved()[stage_part(stage)].items():

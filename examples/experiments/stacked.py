@@ -9,25 +9,28 @@ Letters of shapes: M replicas, B sequences of each, L tokens of a sequence, V vo
 """
 
 import copy
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from peer.compute.design import Kind
 from peer.compute.replica import WholeReplica
 from peer.compute.trainer import StageTrainer
-from peer.lab.late import ClipFactors
-from peer.lab.learned import Anchor, LearnedMatrix, LearnedProjection, LearnedReconstruction
+from peer.lab.inner_steps import ClipFactors, PlainSteps
+from peer.lab.reference_run import Lab
+from peer.lab.replicas import Grids, InnerLoop, LabReplica, LabSwarm, Trained
 from peer.lab.switches import Switches
 from peer.model.embedding import DenseEmbedding, Embedding, FactoredEmbedding
 from peer.model.head import Head
 from peer.model.linear import Linear
 from peer.model.ngrams import Ngrams, ngram_rows
 from peer.optim.inner import AdamW, OptimizerState, clip_factor
-from peer.optim.muon import COEFFICIENTS, ITERATIONS, MOMENTUM, SMALLEST_NORM, Muon, step_scale
+from peer.optim.muon import COEFFICIENTS, ITERATIONS, MOMENTUM, SMALLEST, Muon, step_scale
+from peer.telemetry.events import Listener, StepDone
 from protocol.manifest import Manifest
 
 WIDEST = 512
@@ -36,25 +39,21 @@ WIDEST = 512
 
 def stackable(manifest: Manifest, switches: Switches) -> bool:
     """Whether replicas of such a run do the same at the same time, each in its own numbers."""
-    plain = Switches(
-        late=switches.late,
-        lookahead=switches.lookahead,
-        clip=switches.clip,
-        values=switches.values,
-        indices=switches.indices,
-        adaptation=switches.adaptation,
-        payload=switches.payload,
-        gradient_payload=switches.gradient_payload,
-        residuals=switches.residuals,
-        anchors=switches.anchors,
-        anchor_width=switches.anchor_width,
-        codec=switches.codec,
-        average=switches.average,
-        begin_at_average=switches.begin_at_average,
-        precision=switches.precision,
-    )
+    plain = Switches(values=switches.values, adaptation=switches.adaptation, precision=switches.precision)
     overlaps = manifest.outer.overlap or manifest.inner.overlap
     return switches == plain and not overlaps and not manifest.inner.most_steps and manifest.model.d <= WIDEST
+
+
+def hasten(lab: Lab) -> None:
+    """Let a lab on a GPU train all replicas of a kind at once, or, where they cannot, compile their layers. Its last
+    bits are not a swarm's then."""
+    swarm = lab.swarm
+    if stackable(swarm.manifest, swarm.weights.switches):
+        lab.swarm = StackedSwarm.begin(swarm)
+        return
+    for whole in swarm.weights.wholes.values():
+        whole.compile_layers()
+    lab.evaluator.compile()
 
 
 def by_replica(x: Tensor, weights: Tensor) -> Tensor:
@@ -129,25 +128,6 @@ class StackedEmbedding(nn.Module):
         return found
 
 
-class StackedAnchor(Anchor):
-    """The learned anchor of each replica."""
-
-    def __init__(self, one: Anchor, copies: int) -> None:
-        nn.Module.__init__(self)
-        self.copies = copies
-        self.tables = nn.ParameterDict({name: stacked_parameter(each, copies) for name, each in one.tables.items()})
-        self.taps = None if one.taps is None else stacked_parameter(one.taps, copies)
-        self.register_buffer("basis_dr", one.basis_dr, persistent=False)
-
-    def look_up(self, table: Tensor, rows_BL: Tensor, rows: int) -> Tensor:
-        """The chosen rows [M B, L, r], each replica's from its own table."""
-        return F.embedding(in_stack(rows_BL, self.copies, rows), table)
-
-    def convolved(self, found_BLr: Tensor, taps: Tensor) -> Tensor:
-        each = zip(found_BLr.chunk(self.copies), taps, strict=True)
-        return torch.cat([super(StackedAnchor, self).convolved(found, own) for found, own in each])
-
-
 class StackedNgrams(Ngrams):
     """The n-gram tables of each replica."""
 
@@ -162,34 +142,11 @@ class StackedNgrams(Ngrams):
         return F.embedding(found_BL, table_nr.view(-1, width))
 
 
-class StackedMatrix(LearnedMatrix):
-    """A matrix beside U for each replica."""
-
-    def __init__(self, one: LearnedMatrix, copies: int) -> None:
-        nn.Module.__init__(self)
-        self.weight = stacked_parameter(one.weight, copies)
-        self.register_buffer("basis_dk", one.basis_dk, persistent=False)
-
-    def times(self, x: Tensor) -> Tensor:
-        return by_replica(x, self.weight)
-
-
-class StackedProjection(StackedMatrix, LearnedProjection):
-    """x + x C Uᵀ with a C [d, k] for each replica."""
-
-
-class StackedReconstruction(StackedMatrix, LearnedReconstruction):
-    """x + x U D with a D [k, d] for each replica."""
-
-
 STACKED: dict[type[nn.Module], type[nn.Module]] = {
     Linear: StackedLinear,
     nn.RMSNorm: StackedNorm,
     Head: StackedHead,
-    Anchor: StackedAnchor,
     Ngrams: StackedNgrams,
-    LearnedProjection: StackedProjection,
-    LearnedReconstruction: StackedReconstruction,
 }
 
 
@@ -329,25 +286,53 @@ class StackedClip(ClipFactors):
     """Clips the gradients of each of M replicas by its own norm, in place, and leaves 1 to be multiplied by."""
 
     @torch.no_grad()
-    def __call__(self, whole: WholeReplica) -> list[float]:
+    def __call__(self, replica: WholeReplica) -> list[float]:
         """Raises DivergedError if a norm is not a number."""
         norms = [
             torch.linalg.vector_norm(torch.cat([gradient.flatten(1) for gradient in gradients_of(stage)], 1), dim=1)
-            for stage in whole.stages
+            for stage in replica.stages
         ]
-        squares = [[norm**2 for norm in of] for of in torch.stack(norms, 1).tolist()]  # [M][S]
-        if self.by_stage:
-            factors = [[self.of_stage(square, len(of)) for square in of] for of in squares]
-        else:
-            factors = [[clip_factor(of, self.clip)] * len(of) for of in squares]
-        if min(map(min, factors)) < 1.0:
-            by_MS = torch.tensor(factors, device=whole.device)
-            for stage, factor_M in zip(whole.stages, by_MS.T, strict=True):
+        by_stage_MS = torch.stack(norms, 1).tolist()
+        factors = [clip_factor([norm**2 for norm in stage_norms], self.clip) for stage_norms in by_stage_MS]
+        if min(factors) < 1.0:
+            factor_M = torch.tensor(factors, device=replica.device)
+            for stage in replica.stages:
                 for gradient in gradients_of(stage):
                     gradient.mul_(factor_M.view(-1, *[1] * (gradient.dim() - 1)))
-        return [1.0] * len(whole.stages)
+        return [1.0] * len(replica.stages)
 
 
 def gradients_of(stage: StageTrainer) -> list[Tensor]:
     """The gradients of all that a stage trains."""
     return [parameter.grad for parameter in stage.parameters if parameter.grad is not None]
+
+
+@dataclass(slots=True)
+class StackedSwarm(LabSwarm):
+    """A swarm of the lab whose replicas of a kind take each step together."""
+
+    stacks: dict[Kind, StackedReplica]
+
+    @staticmethod
+    def begin(swarm: LabSwarm) -> "StackedSwarm":
+        """The same swarm, before its first round or after it was saved."""
+        kinds = Counter(replica.kind for replica in swarm.replicas)
+        stacks = {kind: StackedReplica(whole, kinds[kind]) for kind, whole in swarm.weights.wholes.items()}
+        return StackedSwarm(
+            swarm.manifest, swarm.grids, swarm.weights, swarm.replicas, swarm.tokens, swarm.shares, stacks
+        )
+
+    def trained(self, round: int, ahead: Callable[[LabReplica], Grids], emit: Listener) -> Iterator[Trained]:
+        steps = self.manifest.inner.steps
+        first = (round - 1) * steps
+        for kind, stack in self.stacks.items():
+            replicas = [replica for replica in self.replicas if replica.kind == kind]
+            stack.one.load(self.grids)
+            stack.begin([replica.optimizers for replica in replicas])
+            loop = InnerLoop(self.weights, kind, PlainSteps(stack), StackedClip(self.manifest.inner.clip))
+            for step in range(steps):
+                batch_MSL = torch.stack([self.batch(round, step, replica.slot) for replica in replicas])
+                loss = loop.step(batch_MSL, first + step)
+                emit(StepDone(round, step, loss, self.manifest.tokens_per_step * len(replicas)))
+            for index, replica in enumerate(replicas):
+                yield Trained(replica, stack.give(index).moved(), steps)

@@ -18,9 +18,9 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from peer.lab.experiment import Case
-from peer.lab.results import append, of, read_records
-from peer.lab.sweep_worker import Advanced, Ended, Setting, Started, WorkerMessage, state_folder, work
+from examples.experiments.experiment import Case
+from examples.experiments.results import append, of, read_records
+from examples.experiments.sweep_worker import Advanced, Ended, Setting, Started, WorkerMessage, state_folder, work
 from peer.store.home import locked
 from protocol.errors import FormatError, ManifestError
 from protocol.files import write_atomically
@@ -30,7 +30,7 @@ SWEEP = "sweep.json"
 MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**32), "MALLOC_TRIM_THRESHOLD_": str(2**33)}
 """So that glibc keeps what torch frees, and logits are not written into fresh pages from the kernel in every step."""
 
-Hear = Callable[[WorkerMessage], object]
+OnMessage = Callable[[WorkerMessage], object]
 
 
 @dataclass(slots=True)
@@ -82,7 +82,7 @@ def missing(folder: Path, cases: Sequence[Case]) -> list[Case]:
     return list({case.id: case for case in cases if case.id not in done}.values())
 
 
-def sweep(cases: Sequence[Case], setting: Setting, jobs: int, hear: Hear) -> list[str]:
+def run_cases(cases: Sequence[Case], setting: Setting, jobs: int, on_message: OnMessage) -> list[str]:
     """Run all cases, `jobs` at once. What went wrong, a sentence for each case that has no record now.
 
     An interrupt ends the processes; what they had saved is there the next time.
@@ -104,7 +104,7 @@ def sweep(cases: Sequence[Case], setting: Setting, jobs: int, hear: Hear) -> lis
                     elif one.ended.record is None:
                         failures.append(f"{one.case.name}: {one.ended.failure}")
                     continue
-                hear(message)
+                on_message(message)
                 if isinstance(message, Ended):
                     one.ended = message
                     if message.record is not None:
@@ -118,7 +118,7 @@ def _start(case: Case, setting: Setting) -> Running:
     context: ForkServerContext | SpawnContext = multiprocessing.get_context("spawn")
     if sys.platform == "linux":
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["peer.lab.sweep_worker"])
+        context.set_forkserver_preload(["examples.experiments.sweep_worker"])
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=work, args=(case, setting, theirs), daemon=True)
     process.start()
@@ -176,8 +176,8 @@ class SweepScreen:
     ) -> None:
         self.bars.stop()
 
-    def hear(self, message: WorkerMessage) -> None:
-        """Show what a run says."""
+    def show(self, message: WorkerMessage) -> None:
+        """Show what a run reports."""
         case = self.cases[message.case]
         match message:
             case Started(done=done):

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, with_config
 
-from peer.lab.experiment import Case, Experiment, Value, identity, said
+from examples.experiments.experiment import Case, Experiment, Value, identity, said
 from peer.lab.switches import Switches
 from protocol.errors import FormatError, ManifestError, ResourceError
 from protocol.manifest import check_manifest
@@ -65,6 +65,28 @@ class Record:
 
 
 RECORDS = TypeAdapter(Record)
+
+GONE: dict[str, Any] = {
+    "late": 0,
+    "lookahead": False,
+    "clip": "replica",
+    "paths": "chains",
+    "link": 0.0,
+    "churn": 0.0,
+    "indices": "rice",
+    "basis": "random",
+    "gradient_basis": "same",
+    "payload": "wire",
+    "gradient_payload": "same",
+    "residuals": 0,
+    "anchors": "none",
+    "anchor_width": 0,
+    "codec": "fixed",
+    "average": 0.0,
+    "begin_at_average": 0.0,
+    "false": "none",
+}
+"""The switches that the lab had once, and the value at which each changed nothing."""
 
 
 def loss_of(point: Point, which: str, share: float) -> float:
@@ -125,10 +147,11 @@ def of(cases: Iterable[Case], records: Iterable[Record]) -> dict[str, Record]:
 
 
 def _today(record: Record) -> str:
-    """Under which id its run is known now: an option that came after it has its default. One that has gone since makes
-    it a run that cannot be made again."""
+    """The id of its run now: an option that came after it has its default. A run in which a switch that is gone changed
+    something cannot be made again, and keeps its id."""
     try:
-        return identity(check_manifest(record.manifest), validated(Switches, record.switches, "results", "lab"))
+        kept = {name: value for name, value in record.switches.items() if GONE.get(name, ...) != value}
+        return identity(check_manifest(record.manifest), validated(Switches, kept, "results", "lab"))
     except ManifestError:
         return record.id
 

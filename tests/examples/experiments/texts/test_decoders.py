@@ -13,13 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from bootstrap.data.texts import decoders
-from bootstrap.data.texts.decoders import (
+from examples.experiments.texts import decoders
+from examples.experiments.texts.decoders import (
     DocumentDecoder,
     osis_text,
     plain,
-    pod,
-    pod_text,
     r_lines,
     r_strings,
     read_members,
@@ -81,41 +79,6 @@ def test_each_vector_of_an_r_package_is_a_document_named_by_its_first_line(versi
 
 def test_a_missing_string_of_r_is_empty() -> None:
     assert r_strings(r_vector("a", "b").replace(struct.pack(">i", 1) + b"b", struct.pack(">i", -1))) == ["a", ""]
-
-
-def test_pod_loses_its_commands_and_codes_but_not_its_code() -> None:
-    source = """=encoding utf8
-
-=head1 NAME
-
-perlop - B<Perl I<operators>>
-
-=over 4
-
-=item * C<< $a <=> $b >> and C<isI<FOO>>
-
-X<index entry>See L<the manual|perlfunc/sort> or L<perlre>, E<eacute>E<lt>E<0xE9>E<verbar>.
-
-    if ($x < 3) { B<2> }
-
-=back
-
-=for comment
-nobody reads this
-
-=cut
-"""
-    assert pod_text(source).split("\n\n") == [
-        "NAME",
-        "perlop - Perl operators",
-        "$a <=> $b and isFOO",
-        "See the manual or perlre, é<é|.",
-        "    if ($x < 3) { B<2> }",
-    ]
-
-
-def test_each_pod_file_is_a_document() -> None:
-    assert list(pod({"b": b"I<two>", "a": b"one"})) == [("a", "one"), ("b", "two")]
 
 
 def cut_short(files: dict[str, bytes], name: str, length: int) -> dict[str, bytes]:

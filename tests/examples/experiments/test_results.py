@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from peer.lab.experiment import Case, Experiment, cases, load_experiment
-from peer.lab.report import write_report
-from peer.lab.results import RESULTS, Point, Record, Spread, append, of, read_records, rows
+from examples.experiments.experiment import Case, Experiment, cases, load_experiment
+from examples.experiments.report import write_report
+from examples.experiments.results import GONE, RESULTS, Point, Record, Spread, append, of, read_records, rows
 from protocol.errors import FormatError
 
 ROOT = Path(__file__).parents[3]
@@ -63,14 +63,21 @@ def test_what_is_appended_is_read_again(tmp_path: Path):
 
 def test_a_run_from_before_an_option_is_the_one_with_its_default(tmp_path: Path):
     (case, *_), (made, *_) = CASES, all_records()
-    made.switches.pop("residuals")
+    made.switches.pop("grassmann")
     made.manifest["outer"].pop("overlap")
     append(tmp_path, replace(made, id="of old"))
     assert of([case], read_records(tmp_path)).keys() == {case.id}
 
 
-def test_a_run_with_an_option_that_is_gone_counts_nowhere(tmp_path: Path):
-    append(tmp_path, replace(all_records()[0], id="of old", switches={"quantum": True}))
+def test_a_run_at_which_an_option_that_is_gone_changed_nothing_is_the_one_without_it(tmp_path: Path):
+    (case, *_), (made, *_) = CASES, all_records()
+    append(tmp_path, replace(made, id="of old", switches=made.switches | GONE))
+    assert of([case], read_records(tmp_path)).keys() == {case.id}
+
+
+@pytest.mark.parametrize("switches", [{"quantum": True}, {"late": 1}, {"values": "sign"}], ids=str)
+def test_a_run_with_an_option_that_is_gone_counts_nowhere(tmp_path: Path, switches: dict):
+    append(tmp_path, replace(all_records()[0], id="of old", switches=switches))
     assert of(CASES, read_records(tmp_path)) == {}
     assert read_records(tmp_path)[0].id == "of old"
 
@@ -174,8 +181,6 @@ def test_a_report_of_nothing_says_so(tmp_path: Path):
         "paper/table2",
         "paper/table4",
         "paper/table5",
-        "beyond/boundary",
-        "beyond/boundary-best",
         "beyond/outer-best",
     ],
 )

@@ -1,6 +1,6 @@
-"""A volunteer whose payloads are false and well formed: what a run loses by it while nobody finds it.
+"""A volunteer whose payloads are false and well formed.
 
-`flipped`: gradients with their sign turned. `noisy`: gradients with noise of a tenth of their norm. `biased`: gradients
+`noisy`: gradients with noise of a tenth of their norm. `biased`: gradients
 with a tenth of their norm in a direction that stays for the round, the same for all tokens. `made-up`: one in twenty
 payloads, forward or back, is noise of the norm that the true one has. The weights of its own stage it trains honestly.
 """
@@ -37,8 +37,6 @@ class FalseBoundary:
 
     def encode_gradient(self, g_BLD: Tensor) -> Tensor:
         payload = self.true.encode_gradient(g_BLD)
-        if self.kind == "flipped":
-            return -payload
         if self.kind == "made-up":
             return self._made_up(payload)
         if self.kind == "biased":
