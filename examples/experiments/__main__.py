@@ -20,7 +20,7 @@ from examples.experiments.texts.collection import prepare_collection
 from examples.experiments.texts.sources import Texts
 from peer.cli.options import DeviceOption, JsonOption, TextOption, takes, terminal
 from peer.compute.capacity import cores, find_device
-from peer.process import INTERRUPTED, Terminal, told
+from peer.process import INTERRUPTED, Terminal, exit_code_of
 from peer.telemetry.events import Progress
 from protocol.run.run_files import Descriptor
 from protocol.wording import millions
@@ -92,7 +92,7 @@ def sweep(options: SweepOptions) -> None:
             shown.emit(Progress(failure))
         return 1 if failures else 0
 
-    sys.exit(told(shown.emit, work))
+    sys.exit(exit_code_of(shown.emit, work))
 
 
 @app.command()
@@ -105,7 +105,7 @@ def report(experiment: ExperimentArgument, scale: ScaleOption = "paper", out: Ou
         _report(loaded, cases(loaded), out, f"{experiment.stem}-{scale}", shown)
         return 0
 
-    sys.exit(told(shown.emit, work))
+    sys.exit(exit_code_of(shown.emit, work))
 
 
 @app.command()
@@ -121,7 +121,7 @@ def prepare(
         shown.emit(Progress(f"the text is in {folder}: give it with --data"))
         return 0
 
-    sys.exit(told(shown.emit, work))
+    sys.exit(exit_code_of(shown.emit, work))
 
 
 def _prepare(

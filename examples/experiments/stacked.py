@@ -29,7 +29,7 @@ from peer.model.head import Head
 from peer.model.linear import Linear
 from peer.model.ngrams import Ngrams, ngram_rows
 from peer.optim.inner import AdamW, OptimizerState, clip_factor
-from peer.optim.muon import COEFFICIENTS, ITERATIONS, MOMENTUM, SMALLEST, Muon, step_scale
+from peer.optim.muon import COEFFICIENTS, ITERATIONS, MOMENTUM, SMALLEST_NORM, Muon, step_scale
 from peer.telemetry.events import Listener, StepDone
 from protocol.manifest import Manifest
 

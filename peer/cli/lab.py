@@ -73,4 +73,4 @@ def run(
             noted.write(report)
         return 0
 
-    sys.exit(told(shown.emit, work))
+    sys.exit(exit_code_of(shown.emit, work))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from peer.compute.design import Boundaries, formats_of
 from peer.lab.switches import Switches
-from peer.model.embedding import split
+from peer.model.embedding import split_embedding
 from peer.model.subspace import SubspaceBoundary, nested
 from protocol.manifest import Manifest
 
@@ -83,7 +83,7 @@ class GroupBoundaries:
         assert te_VD is not None
         anchor_VD = te_VD
         if self.manifest.replicas.factored:
-            anchor_VD = split(te_VD if self.switches.adaptation else self.genesis_VD, self.basis_dk)[1]
+            anchor_VD = split_embedding(te_VD if self.switches.adaptation else self.genesis_VD, self.basis_dk)[1]
         plain = SubspaceBoundary(self.basis_dk, anchor_VD, formats_of(self.manifest))
         if not watched or not self.moments:
             return lambda stage: plain

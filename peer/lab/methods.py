@@ -49,7 +49,7 @@ def exact_bytes(manifest: Manifest, sent: Contribution) -> int:
     """The bytes of a contribution whose values are not quantized: header, offsets in the Rice code, and values."""
     total = HEADER.size + len(sent.name.author)
     for name, grid in grids(manifest, sent.name.part).items():
-        unary, rests = rice.encode(sent.tensors[name].offsets, grid)
+        unary, rests = rice.encode_offsets(sent.tensors[name].offsets, grid)
         total += OFFSETS_HEADER + len(unary) + len(rests) + EXACT_BYTES * grid.kept
     return total
 

@@ -79,7 +79,7 @@ class Lab:
                 seconds=time.monotonic() - started,
                 tokens=manifest.tokens_per_step * sum(swarm.shares.steps(round)),
                 contributions={str(part): count for part, count in counts.items()},
-                digests={part: digest(grid) for part, grid in swarm.grids.items()},
+                digests={part: grid_digest(grid) for part, grid in swarm.grids.items()},
                 pipeline_sent=0,
                 outer_sent=self.method.sent_bytes,
             )

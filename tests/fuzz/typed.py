@@ -16,8 +16,8 @@ import msgpack
 from examples.experiments.experiment import PAPER, cases, load_experiment
 from examples.experiments.texts.decoders import MAX_TOTAL, DocumentDecoder, plain, r_lines, read_members, sword
 from peer.cli.options import duration
-from peer.testnet import chaos
-from peer.testnet.faults import ChaosItem
+from peer.testnet.chaos import NOTATIONS, parse_chaos
+from peer.testnet.faults import Fault
 from protocol.errors import ManifestError, TicketError, UserError
 from protocol.manifest import load_manifest
 from protocol.trust import ticket as tickets

@@ -95,7 +95,7 @@ class Forked:
 def hetpeer(
     *arguments: str, folder: Path | None = None, timeout: float = SECONDS, program: Sequence[str] = HETPEER
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command that needs no input to its end."""
+    """Run a command of hetpeer, or of another `program`, that needs no input to its end."""
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors, open(os.devnull) as nothing:
         parent = _parent(next(_numbers) % PARENTS)
         streams = [each.fileno() for each in (nothing, output, errors)]
@@ -103,11 +103,18 @@ def hetpeer(
             process = int(news.recv(64))
             if not select.select([news], [], [], timeout)[0]:
                 os.kill(process, signal.SIGKILL)
-                raise subprocess.TimeoutExpired(module, timeout)
+                raise subprocess.TimeoutExpired(program[-1], timeout)
             code = int(news.recv(64))
         output.seek(0)
         errors.seek(0)
-        return subprocess.CompletedProcess([module, *arguments], code, output.read(), errors.read())
+        return subprocess.CompletedProcess([*program, *arguments], code, output.read(), errors.read())
+
+
+def run(
+    module: str, *arguments: str, folder: Path | None = None, timeout: float = SECONDS
+) -> subprocess.CompletedProcess[str]:
+    """Run `python -m module` that needs no input to its end."""
+    return hetpeer(*arguments, folder=folder, timeout=timeout, program=(sys.executable, "-m", module))
 
 
 @cache

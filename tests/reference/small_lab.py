@@ -47,4 +47,4 @@ def play(lab: Lab, rounds: int) -> dict[str, str]:
     """Rounds 1 to `rounds`, and the digests of what came out."""
     for round in range(1, rounds + 1):
         lab.round(round, lambda event: None)
-    return {part: digest(grid) for part, grid in lab.swarm.grids.items()}
+    return {part: grid_digest(grid) for part, grid in lab.swarm.grids.items()}

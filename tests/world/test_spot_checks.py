@@ -6,14 +6,13 @@ from typing import Any
 import pytest
 
 from peer.compute.recomputation import Recomputation
-from peer.swarm.group import likenesses
 from peer.swarm.group.spot_checks import SpotChecking
 from peer.swarm.group.stage_round import StageRound
 from peer.telemetry.decisions import SpotChecked
 from peer.telemetry.events import GroupFormed, RoundDone
 from peer.telemetry.group_decisions import Dismissed
 from protocol.codec.spot_check import Likeness
-from tests.world import test_cases
+from tests.world import false_payloads, test_cases
 from tests.world.false_payloads import falsify
 from tests.world.test_cases import MakeWorld, join, told
 from tests.world.world import World

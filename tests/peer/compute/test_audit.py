@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from peer.compute.audit import WORST_NATS, gain, held_out_loss, overlap, silence, silenced
 from peer.lab.reference_run import Lab
 from peer.lab.replicas import Grids
-from peer.optim.grid import INT32_MAX
 from peer.optim.outer import FACTOR_ONE, OuterState, outer_term
 from peer.telemetry.events import Listener
 from protocol.codec.contribution import Contribution, SparseTensor, grids

@@ -13,7 +13,7 @@ from peer.compute.replica import WholeReplica
 from peer.data.batches import batch, in_turn
 from peer.data.text import open_tokens
 from peer.lab.reference_run import Lab
-from peer.optim.grid import digest
+from peer.optim.grid import grid_digest
 from peer.optim.outer import Grid, OuterState, outer_term
 from peer.telemetry.events import Evaluated, Event, Finished, Joined, RoundDone, StepDone
 from protocol.codec.contribution import Contribution
