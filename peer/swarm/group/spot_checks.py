@@ -209,8 +209,8 @@ class SpotChecking:
                 if not waits:
                     self.end()
                     if of_true or sources is None:
-                        like = f"{sent:.3g} like what the outer state makes of them"
-                        self.end_group(link.breach(f"sent {what}: {like}"))
+                        breach = f"sent {what}: {sent:.3g} like what the outer state makes of them"
+                        self.end_group(link.breach(breach))
                     else:
                         self.end_group(LostMemberError(f"who of its group sent {what} is not clear"))
                     return
