@@ -77,8 +77,8 @@ def test_the_version_is_the_installed_one():
 def test_the_changelog_keeps_to_its_form():
     text = (ROOT / "CHANGELOG.md").read_text()
     titles = re.findall(r"^## (.+)$", text, re.MULTILINE)
-    assert titles[0] == "[Unreleased]"
+    assert titles[0].startswith(f"[{PROJECT['version']}] - ")
+    assert re.fullmatch(r".* - (unreleased|\d{4}-\d\d-\d\d)", titles[0])
     assert all(re.fullmatch(r"\[\d+\.\d+\.\d+\] - \d{4}-\d\d-\d\d", title) for title in titles[1:]), titles
-    assert f"[{PROJECT['version']}]" in " ".join(titles)
     kinds = set(re.findall(r"^### (.+)$", text, re.MULTILINE))
     assert kinds <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}

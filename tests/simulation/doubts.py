@@ -2,7 +2,7 @@
 event loop whose clock jumps, with invented likenesses. It plays ten thousand of them in a minute and a half of two
 cores, to see that nobody honest is blamed: `python -m tests.simulation.doubts --schedules 100000`.
 
-What is invented is as it was measured (docs/benchmarks.md, Measured once), or worse. Honest payloads of a first step lack at
+What is invented is as it was measured (docs/benchmarks.md), or worse. Honest payloads of a first step lack at
 most 3e-4 to 1. What a stage makes of something false is less false, or more. Links and the observer are slow by chance,
 and the observer does not answer everything. A liar passes doubts on or not, and makes some up; it has what it received
 checked or not, or says that what it received was false.

@@ -27,7 +27,7 @@ def run_of(stages: int = 4, **replicas: str) -> Manifest:
 
 @pytest.mark.parametrize("wire", ["fp32", "bf16", "int8"])
 def test_a_payload_that_is_wrong_by_a_tenth_is_false_and_one_in_another_number_format_is_not(wire: str):
-    """Noise of a tenth leaves a cosine of 0.995; honest ones were measured (docs/benchmarks.md, Measured once)."""
+    """Noise of a tenth leaves a cosine of 0.995; honest ones were measured (docs/benchmarks.md)."""
     run = run_of(wire=wire)
     assert 0.9958 < least_exact(run) == EXACT < 0.9997
     assert false_payload(Likeness(0.9958, TRUE, same_state=True), run, 1) == "activations"
