@@ -69,13 +69,13 @@ def find(named: Iterable[str], text_field: str) -> list[DocumentSource]:
         ResourceError: there is no text in one, or a library that it takes is not installed.
         UserError: it is no name of a dataset.
     """
-    found: list[DocumentSource] = []
+    sources: list[DocumentSource] = []
     for name in named:
         if name.startswith(HUGGING_FACE):
-            found.append(_hugging_face(name, text_field))
+            sources.append(_hugging_face(name, text_field))
         else:
-            found += [_file(path, text_field) for path in _files(Path(name))]
-    return found
+            sources += [_file(path, text_field) for path in _files(Path(name))]
+    return sources
 
 
 def after(pieces: Iterable[Piece], documents: int) -> Iterator[Piece]:
@@ -125,8 +125,8 @@ def _file(path: Path, text_field: str) -> DocumentSource:
             raise ResourceError(f"{path} is not text in UTF-8: convert it, or leave it out") from None
         meter.before = meter.done = meter.before + path.stat().st_size
 
-    there = path.stat()
-    return DocumentSource(f"{path.absolute()} {there.st_size} {there.st_mtime_ns}", there.st_size, pieces)
+    stat = path.stat()
+    return DocumentSource(f"{path.absolute()} {stat.st_size} {stat.st_mtime_ns}", stat.st_size, pieces)
 
 
 def _require(library: str, what: object, extra: str) -> None:
@@ -141,7 +141,7 @@ def _of_text(path: Path, text_field: str, meter: Meter) -> Iterator[Piece]:
         while some := decoded.read(READ_CHARACTERS):
             rest += some
             meter.done = meter.before + raw.tell()
-            breaks = [found.start() for found in BREAK.finditer(rest)]
+            breaks = [line_break.start() for line_break in BREAK.finditer(rest)]
             cut = breaks[-1] if breaks else len(rest) if len(rest) > LONGEST_PIECE else 0
             if cut:
                 yield Piece(rest[:cut], False)

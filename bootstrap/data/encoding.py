@@ -150,17 +150,17 @@ def encode(encoder: Encoder, pieces: Iterable[Piece]) -> Iterator[tuple[NDArray[
 
 
 def _cut(pieces: Iterable[Piece]) -> Iterator[Piece]:
-    begun, blank = False, ""
+    has_begun, blank = False, ""
     for piece in pieces:
-        text = piece.text if begun else blank + piece.text
-        begun = begun or bool(text.strip())
-        blank = "" if begun else text
-        if begun:
+        text = piece.text if has_begun else blank + piece.text
+        has_begun = has_begun or bool(text.strip())
+        blank = "" if has_begun else text
+        if has_begun:
             yield from (Piece(some, False) for some in PIECES.findall(text))
         if piece.ends:
-            if begun:
+            if has_begun:
                 yield Piece("", True)
-            begun, blank = False, ""
+            has_begun, blank = False, ""
 
 
 def _joined(pieces: Iterable[Piece]) -> Iterator[Piece]:

@@ -73,11 +73,11 @@ def prepare_text(wanted: PrepareRequest, out: Path, progress: PrepareProgress) -
     sources = find(wanted.sources, wanted.field)
     partial = out.absolute().with_name(f".{out.absolute().name}.partial")
     try:
-        asked = _asked(wanted, sources)
-        if not ((partial / WANTED).is_file() and (partial / WANTED).read_bytes() == asked):
+        request = _asked(wanted, sources)
+        if not ((partial / WANTED).is_file() and (partial / WANTED).read_bytes() == request):
             shutil.rmtree(partial, ignore_errors=True)  # of another call, which asked for something else
             partial.mkdir(parents=True)
-            write_atomically(partial / WANTED, asked)
+            write_atomically(partial / WANTED, request)
         manifest = _write(wanted, sources, mirrors, partial, progress)
         if out.exists():
             out.rmdir()
@@ -122,7 +122,7 @@ def _write(
         raise ResourceError(f"too little text: {train.tokens} tokens to train on, {held_out.tokens} held out")
     progress("hashing", 0, 0)
     measured = [measure(path, dtype, 0, wanted.block_tokens) for path in (*train.paths, *held_out.paths)]
-    digests = b"".join(each.digests for each in measured)
+    digests = b"".join(shard_measured.digests for shard_measured in measured)
     manifest = DataManifest(
         dtype="uint16" if dtype.itemsize == 2 else "uint32",
         vocabulary=encoder.vocabulary,
@@ -130,7 +130,7 @@ def _write(
         end_of_text=encoder.end_of_text,
         block_tokens=wanted.block_tokens,
         documents=documents,
-        shards=tuple(each.shard for each in measured[:-1]),
+        shards=tuple(shard_measured.shard for shard_measured in measured[:-1]),
         held_out_documents=max(1, shuffle.documents - documents),
         held_out=measured[-1].shard,
         blocks=hashlib.sha256(digests).hexdigest(),
@@ -157,8 +157,8 @@ def _encoder(wanted: PrepareRequest, sources: list[DocumentSource], kept: Path, 
 
 def _tokenize(sources: list[DocumentSource], encoder: Encoder, shuffle: Shuffle, progress: PrepareProgress) -> None:
     """All documents of all sources, each with the end of a text behind it."""
-    known = all(source.size for source in sources)
-    meter, said, kept = Meter(sum(source.size for source in sources) if known else 0), 0.0, time.monotonic()
+    is_known = all(source.size for source in sources)
+    meter, said_at, kept_at = Meter(sum(source.size for source in sources) if is_known else 0), 0.0, time.monotonic()
     if shuffle.documents:
         progress(f"going on after {shuffle.documents} documents, where it was stopped", 0, 0)
 
@@ -168,11 +168,11 @@ def _tokenize(sources: list[DocumentSource], encoder: Encoder, shuffle: Shuffle,
 
     for tokens, ends in encode(encoder, after(pieces(), shuffle.documents)):
         shuffle.add(np.append(tokens, np.array([encoder.end_of_text], tokens.dtype)) if ends else tokens, ends)
-        if ends and (now := time.monotonic()) >= kept + KEEP_SECONDS:
+        if ends and (now := time.monotonic()) >= kept_at + KEEP_SECONDS:
             shuffle.keep()
-            kept = now
-        if (now := time.monotonic()) >= said + (SAY_SECONDS if meter.total else 20 * SAY_SECONDS):
-            said = now
+            kept_at = now
+        if (now := time.monotonic()) >= said_at + (SAY_SECONDS if meter.total else 20 * SAY_SECONDS):
+            said_at = now
             words = f"tokenizing: {shuffle.documents} documents, {shuffle.tokens / 1e6:.1f} million tokens"
             progress(words, meter.done if meter.total else 0, meter.total)
 

@@ -63,7 +63,10 @@ def lookup(descriptor: Descriptor, directory: Path) -> Lookup:
         return files.get
     dataset = open_folder(folder)
     digests = dataset.digests
-    numbers = {digests[DIGEST_BYTES * each : DIGEST_BYTES * (each + 1)]: each for each in range(dataset.blocks)}
+    numbers = {
+        digests[DIGEST_BYTES * block_number : DIGEST_BYTES * (block_number + 1)]: block_number
+        for block_number in range(dataset.blocks)
+    }
 
     def find(sha256: str) -> Blob | None:
         try:

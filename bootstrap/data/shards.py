@@ -88,8 +88,8 @@ class Shuffle:
         for name in sizes:
             with (self.folder / name).open("rb") as file:
                 os.fsync(file.fileno())
-        kept = FileCounts(documents=self.documents, tokens=self.tokens, sizes=sizes)
-        write_atomically(self.folder / KEPT, kept.model_dump_json().encode())
+        counts = FileCounts(documents=self.documents, tokens=self.tokens, sizes=sizes)
+        write_atomically(self.folder / KEPT, counts.model_dump_json().encode())
 
     def shuffled(self) -> Iterator[Ids]:
         """The documents, each [tokens], in their new order. The files go as they are read: nothing is kept any more."""
@@ -108,19 +108,19 @@ class Shuffle:
 
     def _recall(self) -> FileCounts:
         """Read what is kept here; whatever else there is goes."""
-        there = {path.name: path.stat().st_size for path in self.folder.iterdir()}
+        sizes_there = {path.name: path.stat().st_size for path in self.folder.iterdir()}
         try:
-            kept = FileCounts.model_validate_json((self.folder / KEPT).read_bytes())
+            counts = FileCounts.model_validate_json((self.folder / KEPT).read_bytes())
         except (OSError, ValidationError):
-            kept = FileCounts()
-        if any(there.get(name, 0) < size for name, size in kept.sizes.items()):
-            kept = FileCounts()
-        for name in there.keys() - {KEPT}:
-            if name in kept.sizes:
-                os.truncate(self.folder / name, kept.sizes[name])
+            counts = FileCounts()
+        if any(sizes_there.get(name, 0) < size for name, size in counts.sizes.items()):
+            counts = FileCounts()
+        for name in sizes_there.keys() - {KEPT}:
+            if name in counts.sizes:
+                os.truncate(self.folder / name, counts.sizes[name])
             else:
                 (self.folder / name).unlink()
-        return kept
+        return counts
 
     def _paths(self, number: int) -> tuple[Path, Path]:
         return self.folder / f"{number}.tokens", self.folder / f"{number}.lengths"
@@ -131,7 +131,7 @@ class Shuffle:
                 for path, data in zip(self._paths(number), (waiting, [np.array(lengths, "<u8")]), strict=True):
                     if waiting or lengths:
                         with path.open("ab") as file:
-                            file.writelines(each.data for each in data)
+                            file.writelines(piece.data for piece in data)
                 waiting.clear()
                 lengths.clear()
         except OSError as error:

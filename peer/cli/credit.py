@@ -72,12 +72,14 @@ def show_credit(options: CreditOptions, terminal: "Terminal") -> int:
     from protocol.trust.receipts import receipt_to_line, standing
 
     def work() -> int:
-        given = tuple(options.verify or ())
-        folder = (options.folder or (_any_folder() if given else _only_folder())).expanduser()
-        checked = check_receipts(folder, given)
+        verified_paths = tuple(options.verify or ())
+        folder = (options.folder or (_any_folder() if verified_paths else _only_folder())).expanduser()
+        checked = check_receipts(folder, verified_paths)
         if options.out is not None:
-            kept = standing(checked.receipts)
-            write_atomically(options.out, b"".join(receipt_to_line(checked.receipts[each]) for each in kept))
+            valid_receipts = standing(checked.receipts)
+            write_atomically(
+                options.out, b"".join(receipt_to_line(checked.receipts[receipt_key]) for receipt_key in valid_receipts)
+            )
         if terminal.json:
             print(json.dumps(to_json(checked)), flush=True)
         else:
@@ -92,15 +94,15 @@ def _only_folder() -> Path:
     from peer.store.home import home, peer_folders
     from peer.store.receipt_file import RECEIPTS
 
-    found = [folder for folder in peer_folders(None) if (folder / RECEIPTS).is_dir()]
-    if not found:
+    run_folders = [folder for folder in peer_folders(None) if (folder / RECEIPTS).is_dir()]
+    if not run_folders:
         raise ResourceError(f"no peer under {home()} has receipts; name its folder: `hetpeer credit FOLDER`")
-    if len(found) > 1:
+    if len(run_folders) > 1:
         raise ResourceError(
-            f"{len(found)} peers under {home()} have receipts; name the folder of one, as in `hetpeer credit "
-            f"{found[0]}`. The others: {', '.join(map(str, found[1:]))}"
+            f"{len(run_folders)} peers under {home()} have receipts; name the folder of one, as in `hetpeer credit "
+            f"{run_folders[0]}`. The others: {', '.join(map(str, run_folders[1:]))}"
         )
-    return found[0]
+    return run_folders[0]
 
 
 def _any_folder() -> Path:
@@ -108,15 +110,15 @@ def _any_folder() -> Path:
     from peer.store.home import home
     from protocol.run.run_files import DESCRIPTOR, read_kept
 
-    known = {read_kept(path.parent).run_id: path.parent for path in sorted(home().glob(f"**/{DESCRIPTOR}"))}
-    if len(known) != 1:
-        of = f"more than one run ({len(known)})" if known else "no run"
-        among = f", one of {', '.join(map(str, known.values()))}" if known else ""
+    folders_of_runs = {read_kept(path.parent).run_id: path.parent for path in sorted(home().glob(f"**/{DESCRIPTOR}"))}
+    if len(folders_of_runs) != 1:
+        of = f"more than one run ({len(folders_of_runs)})" if folders_of_runs else "no run"
+        among = f", one of {', '.join(map(str, folders_of_runs.values()))}" if folders_of_runs else ""
         raise ResourceError(
             f"there is {of} under {home()}; name a folder with that run's {DESCRIPTOR}{among}: `hetpeer credit FOLDER "
             "--verify FILE`"
         )
-    return next(iter(known.values()))
+    return next(iter(folders_of_runs.values()))
 
 
 # Checking
@@ -168,7 +170,7 @@ def check_receipts(folder: Path, given: tuple[Path, ...] = ()) -> Checked:
     if not given and not (folder / KEY_FILE).is_file():
         raise ResourceError(f"{folder} is no peer's folder: it has no {KEY_FILE}")
     verifier = _verifier(descriptor, folder, None if given else load_or_create(folder).peer_id)
-    found: dict[Work, bytes] = {}
+    best_receipts: dict[Work, bytes] = {}
     refused: list[Refusal] = []
     paths = given or files(folder / RECEIPTS)
     every = ((path, number, line) for path in paths for number, line in enumerate(lines(path, bool(given)), 1))
@@ -180,15 +182,15 @@ def check_receipts(folder: Path, given: tuple[Path, ...] = ()) -> Checked:
         except FormatError as error:
             refused.append(Refusal(path.name, number, str(error)))
             continue
-        found.setdefault(receipt, data)
+        best_receipts.setdefault(receipt, data)
         if verifier.receiver is None:
             verifier = _verifier(descriptor, folder, receipt.receiver)
     states = newest_states(folder, descriptor.manifest)
-    closed = min((each.round for each in states), default=0)
+    closed = min((state.round for state in states), default=0)
     if verifier.receiver is None:
-        return Checked(verifier, descriptor.manifest, found, refused)
-    counted = frozenset(round for each in states for round in each.history.rounds(verifier.receiver))
-    return Checked(verifier, descriptor.manifest, found, refused, counted, closed)
+        return Checked(verifier, descriptor.manifest, best_receipts, refused)
+    counted = frozenset(round for state in states for round in state.history.rounds(verifier.receiver))
+    return Checked(verifier, descriptor.manifest, best_receipts, refused, counted, closed)
 
 
 def newest_states(folder: Path, manifest: "Manifest") -> "list[Header]":
@@ -249,26 +251,29 @@ def to_json(checked: Checked) -> dict[str, Any]:
     """The receipts and their credit, for a program."""
     rounds = [
         {
-            "round": each.round,
-            "tokens": each.tokens,
-            "tokens_of_both": each.tokens_of_both,
-            "microbatches": each.microbatches,
-            "neighbours": list(each.neighbours),
-            "counted": each.round in checked.counted,
-            "why": credit_phrase(each, checked),
+            "round": round_credit.round,
+            "tokens": round_credit.tokens,
+            "tokens_of_both": round_credit.tokens_of_both,
+            "microbatches": round_credit.microbatches,
+            "neighbours": list(round_credit.neighbours),
+            "counted": round_credit.round in checked.counted,
+            "why": credit_phrase(round_credit, checked),
         }
-        for each in checked.rounds
+        for round_credit in checked.rounds
     ]
     return {
         "run": checked.verifier.run,
         "operator": checked.verifier.authority.operator,
         "peer": checked.verifier.receiver,
         "rounds": rounds,
-        "tokens": sum(each.tokens for each in checked.rounds),
-        "tokens_of_both": sum(each.tokens_of_both for each in checked.rounds),
+        "tokens": sum(round_credit.tokens for round_credit in checked.rounds),
+        "tokens_of_both": sum(round_credit.tokens_of_both for round_credit in checked.rounds),
         "rounds_counted": len(checked.counted),
         "receipts": len(checked.receipts),
-        "refused": [{"file": each.file, "line": each.line, "why": each.why} for each in checked.refused],
+        "refused": [
+            {"file": round_credit.file, "line": round_credit.line, "why": round_credit.why}
+            for round_credit in checked.refused
+        ],
     }
 
 
@@ -285,14 +290,14 @@ def print_credit(checked: Checked) -> None:
             table.add_column(name, justify="right")
         table.add_column("seen by", overflow="fold")
         table.add_column("contribution", overflow="fold")
-        for each in rounds:
-            cells = str(each.round), f"{each.tokens:,}", str(each.microbatches)
-            table.add_row(*cells, _names(each.neighbours), Text(credit_phrase(each, checked)))
+        for round_credit in rounds:
+            cells = str(round_credit.round), f"{round_credit.tokens:,}", str(round_credit.microbatches)
+            table.add_row(*cells, _names(round_credit.neighbours), Text(credit_phrase(round_credit, checked)))
         console.print(table)
         total, both = (sum(counts) for counts in zip(*((e.tokens, e.tokens_of_both) for e in rounds), strict=True))
         on_both_sides = f", {both:,} of them seen by neighbours on both sides" if both else ""
-        said = f"{total:,} tokens in {len(rounds)} rounds{on_both_sides}; {len(checked.counted)} of them counted."
-        console.print(said, soft_wrap=True)
+        headline = f"{total:,} tokens in {len(rounds)} rounds{on_both_sides}; {len(checked.counted)} of them counted."
+        console.print(headline, soft_wrap=True)
     verifier, refused = checked.verifier, checked.refused
     for one in refused[:MOST_REFUSED]:
         console.print(Text(f"{one.file}, line {one.line}: {one.why}"), soft_wrap=True)

@@ -33,7 +33,7 @@ OBSERVE_EXAMPLES = "Examples:\n\n  hetpeer observe hetpeer1-…\n\n  hetpeer obs
 PAUSE_EXAMPLES = "Examples:\n\n  hetpeer pause\n\n  hetpeer pause --dir ~/peer"
 RESUME_EXAMPLES = "Examples:\n\n  hetpeer resume\n\n  hetpeer resume --dir ~/peer"
 
-COMMANDS_OWN = ("ticket", "directory", "metrics", "log_json", "json", "until_stdin_closes")
+NOT_SETTINGS = ("ticket", "directory", "metrics", "log_json", "json", "until_stdin_closes")
 """The options that the command itself uses. All others are fields of `PeerSettings`, by the same names."""
 
 
@@ -76,7 +76,7 @@ def serve(role: "Role", options: ServingOptions) -> int:
         role_name = role if options.stage is None or any_stage else f"stage-{options.stage}"
         folders = [options.directory] if options.directory else own_folders(ticket, role_name)
         wished = {
-            option.name: getattr(options, option.name) for option in fields(options) if option.name not in COMMANDS_OWN
+            option.name: getattr(options, option.name) for option in fields(options) if option.name not in NOT_SETTINGS
         }
         wished |= {"threads": options.threads or cores(), "any_stage": any_stage}
         wished["stage"] = None if any_stage else options.stage

@@ -86,7 +86,7 @@ def stage_named(text: str) -> int:
 class ServingOptions:
     """The options of `join`, `replica` and `observe`, in the order of their help. None: the peer chooses.
 
-    All but those that the command itself uses (`peer.cli.join.COMMANDS_OWN`) are fields of `peer.settings.PeerSettings`
+    All but those that the command itself uses (`peer.cli.join.NOT_SETTINGS`) are fields of `peer.settings.PeerSettings`
     by the same names.
     """
 

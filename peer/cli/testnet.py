@@ -24,7 +24,7 @@ TESTNET_EXAMPLES = (
     f"{CHAOS_NOTATION}."
 )
 
-COMMANDS_OWN = ("chaos", "no_compare")
+NOT_TESTNET_OPTIONS = ("chaos", "no_compare")
 """The options that the command itself uses. All others are fields of `TestnetOptions`, by the same names."""
 
 
@@ -108,7 +108,7 @@ class TestnetArguments:
         """The swarm that these options ask for."""
         from peer.testnet.testnet_options import TestnetOptions
 
-        given = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in COMMANDS_OWN}
+        given = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in NOT_TESTNET_OPTIONS}
         named = self.layers.split(",") if self.layers is not None else []
         given["layers"] = tuple(int(number) if number.isdecimal() else number for number in named)
         given["stages"] = self.stages or len(named) or 2
@@ -125,12 +125,12 @@ def testnet(arguments: TestnetArguments) -> None:
     from peer.telemetry.terminal import TestnetScreen
     from peer.testnet.chaos import NOTATIONS, check_chaos, parse_chaos
     from peer.testnet.run import run_testnet
-    from peer.testnet.testnet_options import check_manifest
+    from peer.testnet.testnet_options import check_testnet_manifest
 
     options, shown = arguments.options(), terminal()
 
     def work() -> int:
-        report = Report(check_manifest(options))
+        report = Report(check_testnet_manifest(options))
         faults = parse_chaos(arguments.chaos, NOTATIONS) if arguments.chaos is not None else ()
         check_chaos(faults, options)
         code = run_command(lambda stop: run_testnet(options, faults, TestnetScreen(report), stop), shown)

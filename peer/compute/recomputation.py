@@ -15,7 +15,7 @@ from peer.model.number_format import NumberFormat, number_format
 from protocol.codec.spot_check import Likeness, PayloadSample, ReceivedPass, likeness, places, whole_group_digest
 from protocol.identity import Part
 
-PASSES_KEPT = 4
+COMPUTED_KEPT = 4
 """Microbatches whose payloads are kept: when one is doubted, all stages of a group ask about it."""
 
 
@@ -46,13 +46,13 @@ class Recomputation:
         key = digest, asked.compression, asked.tokens.tobytes()
         if key not in self.kept:
             self.kept[key] = self.compute(grids, torch.from_numpy(asked.tokens), asked.compression)
-            if len(self.kept) > PASSES_KEPT:
+            if len(self.kept) > COMPUTED_KEPT:
                 self.kept.popitem(last=False)
         payloads, manifest = self.kept[key], self.evaluator.manifest.at(asked.compression)
         forward, backward = (number_format(wire, manifest.k) for wire in manifest.replicas.wires)
 
         def compared(came: PayloadSample, sent: Tensor, numbers: NumberFormat) -> float:
-            return likeness(came, sample(numbers.unpack(sent), asked.seed).cpu().numpy())
+            return likeness(came, sample_payload(numbers.unpack(sent), asked.seed).cpu().numpy())
 
         first, last = asked.stage == 0, asked.stage == len(self.evaluator.stages) - 1
         return Likeness(
@@ -79,15 +79,15 @@ class Recomputation:
                 activations.append(boundaries(index).encode(stage(entered[index], tokens_BL), tokens_BL))
                 entered.append(boundaries(index).decode(activations[index], tokens_BL))
         gradients: list[Tensor] = []
-        came: Tensor | None = None
+        gradient_in: Tensor | None = None
         for index in reversed(range(1, len(stages))):
             x_BLD = entered.pop().requires_grad_()
             out = stages[index](x_BLD, tokens_BL)
-            if came is None:
+            if gradient_in is None:
                 out = stages[-1].lm_head(out, tokens_BM[:, 1:]) / manifest.inner.microbatches
-            (gradient,) = torch.autograd.grad(out, x_BLD, came)
+            (gradient,) = torch.autograd.grad(out, x_BLD, gradient_in)
             gradients.insert(0, boundaries(index - 1).encode_gradient(gradient))
-            came = boundaries(index - 1).decode_gradient(gradients[0])
+            gradient_in = boundaries(index - 1).decode_gradient(gradients[0])
         return Payloads(activations, gradients)
 
 
@@ -96,6 +96,6 @@ def places_in(values: Tensor, seed: int) -> Tensor:
     return torch.from_numpy(places(seed, values.numel())).to(values.device)
 
 
-def sample(values: Tensor, seed: int) -> Tensor:
+def sample_payload(values: Tensor, seed: int) -> Tensor:
     """The numbers of a payload at the places of a seed: float32, on its device."""
     return values.flatten()[places_in(values, seed)].float()

@@ -106,7 +106,9 @@ def _towards_gradients(basis_dk: Tensor, moments: list[GradientMoment]) -> Tenso
     The Euclidean gradient is −2 M U with the moment M = GᵀG; its tangent part is taken, at the length at which the
     largest direction would turn by some 6°, and QR leads back.
     """
-    moment_DD = torch.stack([each.moment_DD / max(1, each.count) for each in moments]).mean(0)
+    moment_DD = torch.stack(
+        [moments_of_one.moment_DD / max(1, moments_of_one.count) for moments_of_one in moments]
+    ).mean(0)
     tangent_dk = moment_DD @ basis_dk
     tangent_dk = tangent_dk - basis_dk @ (basis_dk.T @ tangent_dk)
     length = torch.linalg.matrix_norm(tangent_dk, 2).clamp_min(1e-30)

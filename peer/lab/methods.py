@@ -70,16 +70,18 @@ class SparseLoCo:
         before = self.waiting.get(round - 1, {})
 
         def ahead(replica: LabReplica) -> Grids:
-            return {part: replica.outer[part].with_own(each[replica.slot]) for part, each in before.items()}
+            return {
+                part: replica.outer[part].with_own(contribution[replica.slot]) for part, contribution in before.items()
+            }
 
         for trained in swarm.trained(round, ahead, emit):
             for part, moved in trained.moved.items():
                 sent[part].append(self._contribute(trained.replica, part, round, trained.steps, moved))
         self.waiting[round] = sent
         counts: dict[Part, int] = dict.fromkeys(swarm.grids, 0)
-        for due in self.manifest.outer.applied(round):
-            for part, contributions in self.waiting.pop(due).items():
-                working = [each for each in contributions if each.steps]
+        for applied_round in self.manifest.outer.applied(round):
+            for part, contributions in self.waiting.pop(applied_round).items():
+                working = [contribution for contribution in contributions if contribution.steps]
                 swarm.replicas[0].outer[part].replace([], working)
                 counts[part] += len(working)
         return counts
@@ -115,7 +117,7 @@ class DiLoCo:
             _add(total, swarm.weights.wholes[replica.kind].moved())
         for part, tensors in total.items():
             velocities = self.velocity.setdefault(
-                part, {name: torch.zeros_like(each) for name, each in tensors.items()}
+                part, {name: torch.zeros_like(start) for name, start in tensors.items()}
             )
             for name, tensor in tensors.items():
                 mean = tensor / len(swarm.replicas)
@@ -154,7 +156,7 @@ class PerStep:
                 parameter.grad = gradient / len(swarm.replicas)
             factor = inner.clip_factor([inner.squared_norm(self.optimizer.parameters)], self.manifest.inner.clip)
             self.optimizer.update(factor, inner.learning_rate(self.manifest, (round - 1) * steps + step))
-            self.sent_bytes += 4 * sum(each.numel() for each in self.optimizer.parameters) * len(swarm.replicas)
+            self.sent_bytes += 4 * sum(weight.numel() for weight in self.optimizer.parameters) * len(swarm.replicas)
         for part, tensors in self.weights.items():
             for name, tensor in tensors.items():
                 swarm.grids[part][name] = to_int32(to_units(tensor.detach().cpu()), name)
@@ -173,8 +175,8 @@ class PerStep:
         whole = swarm.weights.wholes[replica.kind]
         te_VD = self.weights[EMBEDDING][EMBEDDING_TENSOR].detach()
         for stage in whole.stages:
-            own = {name: each.detach() for name, each in self.weights[stage_part(stage.index)].items()}
-            stage.start_from(own, te_VD)
+            own_weights = {name: weight.detach() for name, weight in self.weights[stage_part(stage.index)].items()}
+            stage.start_from(own_weights, te_VD)
         with swarm.weights.computing():
             loss = whole.gradients(batch_SM)
         for stage in whole.stages:

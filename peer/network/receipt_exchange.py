@@ -112,12 +112,12 @@ class CreditService(credit_pb2_grpc.CreditServicer):
         if len(request.worked) > ROUNDS_ASKED:
             await refuse(context, f"receipts of {ROUNDS_ASKED} rounds at a time")
         await charge(context, len(request.worked), "signatures")
-        who, seen = caller(context).peer, self.seen
-        if who == seen.me:
+        who, exchange = caller(context).peer, self.seen
+        if who == exchange.me:
             await refuse(context, "nobody signs for itself")
-        found = [] if seen.card.on_trial else [seen.of_work(round, who) for round in request.worked]
+        receipts = [] if exchange.card.on_trial else [exchange.of_work(round, who) for round in request.worked]
         return pb.CreditReceipts(
-            receipts=[sign_credit_receipt(seen.signer, each) for each in found if each is not None]
+            receipts=[sign_credit_receipt(exchange.signer, receipt) for receipt in receipts if receipt is not None]
         )
 
 
@@ -166,17 +166,17 @@ class Earned:
     def _recall(self) -> Recalled | None:
         """Take up what this peer's folder has of the last rounds. Returns a summary of all that it has; None:
         nothing."""
-        own: list[Work] = []
+        own_receipts: list[Work] = []
         with suppress(ResourceError):  # a disk that errs costs receipts, and no more
-            own += (receipt for receipt in self.kept.read() if receipt.receiver == self.seen.me)
-        for receipt in own:
+            own_receipts += (receipt for receipt in self.kept.read() if receipt.receiver == self.seen.me)
+        for receipt in own_receipts:
             self._remember(receipt)
-        for round, known in self.rounds.items():
-            for neighbour in {each.signer for each in known}:
-                self.recalled[neighbour, round] = _forward(known, neighbour)
-        credits = by_round(own)
-        recent = [(each.round, each.tokens) for each in credits if each.round in self.rounds]
-        older = sum(each.tokens for each in credits if each.round not in self.rounds)
+        for round, credits_of_round in self.rounds.items():
+            for neighbour in {credit.signer for credit in credits_of_round}:
+                self.recalled[neighbour, round] = _forward(credits_of_round, neighbour)
+        credits = by_round(own_receipts)
+        recent = [(credit.round, credit.tokens) for credit in credits if credit.round in self.rounds]
+        older = sum(credit.tokens for credit in credits if credit.round not in self.rounds)
         return Recalled(len(credits), older, recent) if credits else None
 
     async def ask(self, only: Collection[PeerRound] | None = None) -> list[PeerRound]:
@@ -184,13 +184,13 @@ class Earned:
         signed than was asked for: these may be asked again."""
         async with self.one_at_a_time:
             questions: dict[PeerId, list[int]] = {}
-            asked = {pair: self._tallied(*pair) for pair in self._lacking() if only is None or pair in only}
-            for (neighbour, round), count in asked.items():
+            pairs_asked = {pair: self._tallied(*pair) for pair in self._lacking() if only is None or pair in only}
+            for (neighbour, round), count in pairs_asked.items():
                 self.tries[neighbour, round, count] += 1
                 questions.setdefault(neighbour, []).append(round)
             answers = await asyncio.gather(*(self._ask(peer, rounds) for peer, rounds in questions.items()))
-            await self._keep([each for answer in answers for each in answer])
-            return [pair for pair in self._lacking() if self._signed(*pair) < asked.get(pair, 0)]
+            await self._keep([receipt for answer in answers for receipt in answer])
+            return [pair for pair in self._lacking() if self._signed(*pair) < pairs_asked.get(pair, 0)]
 
     def _tallied(self, neighbour: PeerId, round: int) -> int:
         return self.seen.work[round][neighbour].microbatches
@@ -226,7 +226,7 @@ class Earned:
                 )
         except (HetpeerError, TimeoutError):
             return []
-        found: list[tuple[bytes, Work]] = []
+        receipts: list[tuple[bytes, Work]] = []
         try:
             if len(answer.receipts) > len(worked):
                 raise FormatError(
@@ -236,11 +236,11 @@ class Earned:
                 receipt = read_receipt(data, self.seen.signer.authority)
                 if receipt.signer != peer or receipt.receiver != self.seen.me or receipt.round not in worked:
                     raise FormatError(f"peer {peer[-8:]} gave a receipt that it was not asked for")
-                found.append((data, receipt))
+                receipts.append((data, receipt))
         except FormatError as error:
             self.reconciler.bans.note(peer, error)
             return []
-        return found
+        return receipts
 
     # Keeping
 

@@ -73,7 +73,7 @@ class SpotCheckService(spot_checks_pb2_grpc.SpotChecksServicer):
     async def Check(self, request: pb.SpotCheckQuestion, context: Any) -> pb.SpotCheckAnswer:
         await require_manifest(context, self.manifest)
         try:
-            asked = unpack_question(request, self.manifest)
+            question = unpack_question(request, self.manifest)
         except FormatError as error:
             await refuse(context, str(error))
         who, check = caller(context).peer, self.check
@@ -81,7 +81,7 @@ class SpotCheckService(spot_checks_pb2_grpc.SpotChecksServicer):
             await refuse(context, "this peer does not audit for the operator")
         if self.time.left(monotonic()) <= 0:
             await refuse(context, "as much has been checked as there is time for")
-        if asked.round != (now := self.clock()):
+        if question.round != (now := self.clock()):
             await refuse(context, f"this peer is at round {now}")
         if now != self.round:
             self.round, self.asked = now, Counter()
@@ -92,15 +92,15 @@ class SpotCheckService(spot_checks_pb2_grpc.SpotChecksServicer):
         self.asked[who] += 1
         try:
             async with self.one_at_a_time:
-                begun = monotonic()
-                like = await check(asked)
-                self.time.take(monotonic() - begun, monotonic())
+                started = monotonic()
+                like = await check(question)
+                self.time.take(monotonic() - started, monotonic())
             last = self.manifest.replicas.stages - 1
-            came = [like.activations] * (asked.stage > 0) + [like.gradients] * (asked.stage < last)
-            self.found.append(min(came, default=1.0))
+            likenesses_seen = [like.activations] * (question.stage > 0) + [like.gradients] * (question.stage < last)
+            self.found.append(min(likenesses_seen, default=1.0))
         finally:
             self.waiting.give_back(who)
-        return pack_likeness(replace(like, neighbours=self._beside(who, asked, like)), self.attested.granted)
+        return pack_likeness(replace(like, neighbours=self._beside(who, question, like)), self.attested.granted)
 
     def _beside(self, who: PeerId, asked: ReceivedPass, like: Likeness) -> dict[PeerId, tuple[float, float]]:
         """Note what a peer is told of a microbatch; what its neighbours have been told of the same."""
@@ -115,8 +115,10 @@ async def ask(asked: ReceivedPass, reconciler: Reconciler) -> Likeness | None:
     """Ask the operator's own observer how like a pass is. None: it does not answer, or nobody here can show that it is
     the operator's."""
     records, attested = reconciler.discovery.records, reconciler.attested
-    known = attested.newest.attester if attested.round and attested.newest is not None else None
-    observers = [record for record in records.values() if record.role == "observer" and known in (None, record.peer_id)]
+    attester = attested.newest.attester if attested.round and attested.newest is not None else None
+    observers = [
+        record for record in records.values() if record.role == "observer" and attester in (None, record.peer_id)
+    ]
     for record in some(observers, OBSERVERS_ASKED, random):
         try:
             answer = await _ask(record, asked, reconciler.contacts)

@@ -42,7 +42,7 @@ def _work(weights: float, d: int, ratio: int, tokens: int, microbatches: int) ->
     )
 
 
-def volunteer(megabits: float, operations: float = A100, latency: float = 0.02) -> Volunteer:
+def volunteer_on(megabits: float, operations: float = A100, latency: float = 0.02) -> Volunteer:
     """A volunteer with as much up as down, in megabits a second; latency in seconds."""
     return Volunteer(operations, megabits * 1e6, megabits * 1e6, latency)
 
@@ -77,7 +77,7 @@ def draw_figures(path: Path, measured: Iterable[dict[str, Any]] = ()) -> None:
 
     figure, (left_axes, right) = pyplot.subplots(1, 2, figsize=(11, 4.2))
     for colour, ratio in zip(LINE_COLOURS, RATIOS, strict=True):
-        rates = [volunteer(rate) for rate in MEGABITS]
+        rates = [volunteer_on(rate) for rate in MEGABITS]
         name = "whole activations" if ratio == 1 else f"k = d/{ratio}"
         alone = [100 * step_of(seventy_billion(ratio), rate).utilization for rate in rates]
         counted = [100 * round_of(seventy_billion(ratio), rate).utilization for rate in rates]
@@ -92,7 +92,7 @@ def draw_figures(path: Path, measured: Iterable[dict[str, Any]] = ()) -> None:
     title = "70 B weights, 4 stages, A100s; dashed, and crosses: with the outer exchange"
     left_axes.set_title(title, fontsize=9)
     for offset, operations, name in ((-0.2, A100, "A100"), (0.2, 400e12, "H100")):
-        heights = [100 * step_of(half_a_billion(rate), volunteer(1000, operations)).utilization for rate in RATIOS]
+        heights = [100 * step_of(half_a_billion(rate), volunteer_on(1000, operations)).utilization for rate in RATIOS]
         right.bar([position + offset for position in range(len(RATIOS))], heights, 0.38, label=name)
     right.set_xticks(range(len(RATIOS)), ["whole" if rate == 1 else f"d/{rate}" for rate in RATIOS])
     right.set(ylim=(0, 102), xlabel="k")

@@ -159,14 +159,14 @@ async def stop(children: Iterable[Child]) -> None:
         if child.process.stdin is not None:
             child.process.stdin.close()
     for end, seconds in ((None, STOP_SECONDS), (signal.SIGTERM, KILL_SECONDS), (signal.SIGKILL, KILL_SECONDS)):
-        left = [child for child in children if child.running]
-        if not left:
+        still_running = [child for child in children if child.running]
+        if not still_running:
             return
-        for child in left:
+        for child in still_running:
             if end is not None:  # SIGTERM is for the child, which then ends its own
                 child.send(end, to_its_own=end is signal.SIGKILL)
         async with Children() as ending:
-            await asyncio.wait([ending.spawn(child.process.wait()) for child in left], timeout=seconds)
+            await asyncio.wait([ending.spawn(child.process.wait()) for child in still_running], timeout=seconds)
 
 
 def all_finished(children: Iterable[Child]) -> bool:

@@ -71,7 +71,7 @@ class TestnetOptions:
         }
 
 
-def check_manifest(options: TestnetOptions) -> manifests.Manifest:
+def check_testnet_manifest(options: TestnetOptions) -> manifests.Manifest:
     """The manifest these options make.
 
     Raises:

@@ -118,7 +118,7 @@ def _work(signer: PeerId, fields: list[Any], card: Card) -> Work:
             and 1 <= round < 2**31
             and 0 <= stage < 1024
             and 1 <= attempts < 2**31
-            and all(0 <= each < MOST for each in (since, forward, backward, tokens))
+            and all(0 <= number < MOST for number in (since, forward, backward, tokens))
         ):
             beside = card.stage
         case _:

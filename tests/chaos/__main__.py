@@ -35,14 +35,14 @@ def chaos(arguments: TestnetArguments) -> None:
     from peer.telemetry.run_report import COMPLETED, Report
     from peer.telemetry.terminal import TestnetScreen
     from peer.testnet.chaos import parse_chaos
-    from peer.testnet.testnet_options import check_manifest
+    from peer.testnet.testnet_options import check_testnet_manifest
     from tests.chaos.notation import ALL_NOTATIONS, check_items
     from tests.chaos.run import run_chaos
 
     options, shown = arguments.options(), terminal()
 
     def work() -> int:
-        report = Report(check_manifest(options))
+        report = Report(check_testnet_manifest(options))
         items = parse_chaos(arguments.chaos, ALL_NOTATIONS) if arguments.chaos is not None else ()
         check_items(items, options)
         code = run_command(lambda stop: run_chaos(options, items, TestnetScreen(report), stop), shown)

@@ -20,7 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from peer.compute.recomputation import PASSES_KEPT
+from peer.compute.recomputation import COMPUTED_KEPT
 from peer.network.duplex import BreachError
 from peer.swarm.group import likenesses, spot_checks
 from peer.swarm.group.spot_checks import SpotChecking
@@ -133,7 +133,7 @@ class Observer:
             await asyncio.sleep((0.05 if asked.number in self.kept else self.seconds) * chance.uniform(0.5, 2))
             if chance.random() < self.fails or self.down[0] <= clock.monotonic() < self.down[1]:
                 return None
-            self.kept = [*self.kept, asked.number][-PASSES_KEPT:]
+            self.kept = [*self.kept, asked.number][-COMPUTED_KEPT:]
         self.asked += 1
         stage, number = asked.stage, asked.number
         stages, there = self.truth.manifest.replicas.stages, self.truth.payloads(number)

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from peer import process
 from peer.cli.__main__ import app
-from peer.cli.join import COMMANDS_OWN, tell_to_pause, tell_to_resume, watched
+from peer.cli.join import NOT_SETTINGS, tell_to_pause, tell_to_resume, watched
 from peer.cli.options import ServingOptions
 from peer.pausing import is_told
 from peer.process import Terminal
@@ -116,7 +116,7 @@ def test_each_option_of_a_peer_is_a_setting_of_the_same_name_type_and_default():
     options, settings = declared(ServingOptions), declared(PeerSettings)
     differing = {name for name in options if options[name] != settings.get(name)}
     of_settings = {"threads", "max_memory", "max_disk"}  # all cores is for the command; sizes may be bytes
-    assert differing == {*COMMANDS_OWN, *of_settings}
+    assert differing == {*NOT_SETTINGS, *of_settings}
 
 
 @pytest.mark.parametrize(

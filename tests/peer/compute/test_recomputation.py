@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from peer.compute.evaluation import Evaluator
-from peer.compute.recomputation import PASSES_KEPT, Recomputation, sample
+from peer.compute.recomputation import COMPUTED_KEPT, Recomputation, sample_payload
 from peer.compute.trainer import StageTrainer
 from peer.model.number_format import number_format
 from protocol.codec.spot_check import NOTHING, Likeness, PayloadSample, ReceivedPass, whole_group_digest
@@ -84,8 +84,8 @@ def test_a_stage_is_told_how_like_what_it_received_is(stage: int):
     activations, gradients = passed(run, 4, tokens_BM)
 
     def told(seed: int, turned: float, digest: str = whole_group_digest(DIGESTS, run)) -> Likeness:
-        came = [sample(each.float(), seed).numpy() for each in activations]
-        back = [sample(turned * each.float(), seed).numpy() for each in gradients]
+        came = [sample_payload(each.float(), seed).numpy() for each in activations]
+        back = [sample_payload(turned * each.float(), seed).numpy() for each in gradients]
         first, last = stage == 0, stage == STAGES - 1
         both: tuple[PayloadSample, PayloadSample] = (
             NOTHING if first else came[stage - 1],
@@ -101,11 +101,11 @@ def test_a_stage_is_told_how_like_what_it_received_is(stage: int):
         assert like.same_state
     assert not told(1, 1.0, digest="").same_state
     assert len(recomputation.kept) == 1
-    for seed in range(PASSES_KEPT + 1):
+    for seed in range(COMPUTED_KEPT + 1):
         asked = ReceivedPass(1, 0, 4, tokens_of(run, seed).numpy(), 1, NOTHING, np.ones(2048, np.float32), "")
         recomputation.likeness(genesis(run), DIGESTS, asked)
-    assert len(recomputation.kept) == PASSES_KEPT
+    assert len(recomputation.kept) == COMPUTED_KEPT
     moved = DIGESTS | {"stage-2": "another"}
     recomputation.likeness(genesis(run), moved, asked)
-    assert len(recomputation.kept) == PASSES_KEPT
+    assert len(recomputation.kept) == COMPUTED_KEPT
     assert next(reversed(recomputation.kept))[0] == whole_group_digest(moved, run), "it was computed from another state"

@@ -20,7 +20,7 @@ from peer.planning.model import (
     step_of,
     work_of,
 )
-from peer.planning.paper_figures import A100, half_a_billion, seventy_billion, volunteer
+from peer.planning.paper_figures import A100, half_a_billion, seventy_billion, volunteer_on
 from protocol.codec.contribution import expected_bytes
 from protocol.identity import PeerId, RunId, stage_part
 from protocol.manifest import check_manifest
@@ -35,31 +35,31 @@ from tests.reference.virtual_pipeline import play, play_round
     [(8, 80, 97.9), (8, 100, 98.3), (8, 200, 99.1), (8, 500, 99.7), (8, 1000, 99.8), (24, 100, 99.4), (24, 80, 99.3)],
 )
 def test_where_links_are_hidden_it_is_the_papers_figure_2(ratio: int, megabits: int, expected: float):
-    step = step_of(seventy_billion(ratio), volunteer(megabits, latency=0.0))
+    step = step_of(seventy_billion(ratio), volunteer_on(megabits, latency=0.0))
     assert 100 * step.utilization == pytest.approx(expected, abs=0.15)
 
 
 def test_a_stage_in_the_middle_has_one_uplink_for_both_directions():
     """The paper's 60 % for whole activations at 100 Mb/s needs 200 of a home."""
-    step = step_of(seventy_billion(1), volunteer(200, latency=0.0))
+    step = step_of(seventy_billion(1), volunteer_on(200, latency=0.0))
     assert 100 * step.utilization == pytest.approx(60.0, abs=3.0)
-    assert step_of(seventy_billion(1), volunteer(100, latency=0.0)).utilization < 0.35
+    assert step_of(seventy_billion(1), volunteer_on(100, latency=0.0)).utilization < 0.35
 
 
 def test_counting_the_outer_round_costs_ten_points_at_100_megabits():
     """The note's table counts M − 1 downloads and one upload; we count as many up as down, at once."""
     half = seventy_billion(8)
     work = StageWork(**{**{name: getattr(half, name) for name in half.__slots__}, "microbatches": 32})
-    counted = round_of(work, volunteer(100, latency=0.0))
+    counted = round_of(work, volunteer_on(100, latency=0.0))
     assert 100 * counted.utilization == pytest.approx(88.1, abs=1.5)
     assert counted.limit in ("upload", "download")
 
 
 def test_with_overlap_the_outer_round_is_hidden_as_far_as_the_link_has_room():
-    on = volunteer(100, latency=0.02)
+    on = volunteer_on(100, latency=0.02)
     alone = step_of(seventy_billion(8), on).utilization
     assert round_of(seventy_billion(8), on, overlap=True).utilization == pytest.approx(alone, abs=1e-9)
-    busy = volunteer(25, latency=0.02)
+    busy = volunteer_on(25, latency=0.02)
     work = seventy_billion(8)
     hidden, counted = round_of(work, busy, overlap=True), round_of(work, busy)
     assert 0 < hidden.exchange < counted.exchange
@@ -111,7 +111,7 @@ def test_a_pipeline_that_drains_after_eight_microbatches_uses_eight_elevenths_an
 
 def test_figure_3s_bars():
     assert [
-        100 * step_of(half_a_billion(ratio), volunteer(1000, A100, 0.0)).utilization for ratio in (8, 24, 96)
+        100 * step_of(half_a_billion(ratio), volunteer_on(1000, A100, 0.0)).utilization for ratio in (8, 24, 96)
     ] == pytest.approx([78.6, 91.7, 97.8], abs=8.0)
 
 
@@ -125,13 +125,13 @@ def shared(step: Step, stages: int, outer_weight: float) -> float:
 
 @pytest.mark.parametrize("megabits", [80, 100, 200, 500, 1000])
 def test_connections_that_share_their_links_evenly_take_what_the_model_says(megabits: int):
-    step = step_of(seventy_billion(1), volunteer(megabits, latency=0.0))
+    step = step_of(seventy_billion(1), volunteer_on(megabits, latency=0.0))
     assert shared(step, 4, 1.0) == pytest.approx(step.utilization, abs=0.01)
 
 
 def test_where_the_link_decides_a_pipeline_waits_for_connections_that_have_less_of_it():
     """As reno shares links that are as thin down as up (docs/benchmarks.md)."""
-    slow, hidden = (step_of(seventy_billion(1), volunteer(megabits, latency=0.0)) for megabits in (200, 500))
+    slow, hidden = (step_of(seventy_billion(1), volunteer_on(megabits, latency=0.0)) for megabits in (200, 500))
     assert shared(slow, 4, 3.0) == pytest.approx(0.82 * slow.utilization, abs=0.02)
     assert shared(hidden, 4, 3.0) == pytest.approx(hidden.utilization, abs=0.01)
 

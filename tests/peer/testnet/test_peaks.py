@@ -85,5 +85,7 @@ def test_who_runs_is_looked_at_and_the_most_of_each_is_kept(monkeypatch: pytest.
 
 def test_a_preset_with_a_long_context_evaluates_as_many_tokens_and_not_as_many_sequences():
     options = TestnetOptions("micro", 1, 2, 1, 8, rounds=2, inner_steps=2)
-    manifests = [testnet_options.check_manifest(replace(options, preset=preset)) for preset in ("micro", "178m")]
+    manifests = [
+        testnet_options.check_testnet_manifest(replace(options, preset=preset)) for preset in ("micro", "178m")
+    ]
     assert [each.evaluation.sequences for each in manifests] == [64, 8]

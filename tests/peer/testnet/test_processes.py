@@ -24,7 +24,7 @@ from peer.testnet.chaos import NOTATIONS, parse_chaos
 from peer.testnet.child import Child, TestnetError
 from peer.testnet.event_log import EventLog, Timed
 from peer.testnet.processes import Testnet
-from peer.testnet.testnet_options import TestnetOptions, check_manifest, to_toml
+from peer.testnet.testnet_options import TestnetOptions, check_testnet_manifest, to_toml
 from protocol import manifest as manifests
 
 CHILD = """
@@ -231,7 +231,7 @@ def testnet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ou
     os.mkfifo(tmp_path / "tether")
 
     async def watch(fates: dict[str, str], stop_at: Callable[[list[Event]], bool], spec: str) -> Outcome:
-        report = Report(check_manifest(OPTIONS))
+        report = Report(check_testnet_manifest(OPTIONS))
         screen = Watched(report, Console(file=io.StringIO()), stop_at=stop_at)
         command = (sys.executable, "-S", str(tmp_path / "child.py"), json.dumps(fates))
         log = EventLog.open(tmp_path / "events.jsonl")
@@ -362,8 +362,8 @@ def test_what_is_written_as_toml_is_the_manifest_that_was_checked(
 ):
     options = replace(OPTIONS, **cut)
     (tmp_path / "run.toml").write_text(to_toml(options.manifest_tables()))
-    assert manifests.load_manifest(tmp_path / "run.toml") == check_manifest(options)
-    assert check_manifest(options).replicas.layers == layers
+    assert manifests.load_manifest(tmp_path / "run.toml") == check_testnet_manifest(options)
+    assert check_testnet_manifest(options).replicas.layers == layers
 
 
 # Chaos
