@@ -92,7 +92,8 @@ def two_free_ports() -> int:
 
 @dataclass(slots=True, eq=False)
 class Child:
-    """One process of the testnet. `fate` is what chaos did to it, `returns` whether it will be started again."""
+    """One process of the testnet. Chaos started it if it is `late`. `fate` is what chaos did to it, `returns` whether
+    it will be started again."""
 
     name: str
     process: asyncio.subprocess.Process
@@ -101,6 +102,7 @@ class Child:
     finished: bool = False
     fate: Fate | None = None
     returns: bool = False
+    late: bool = False
     serving: asyncio.Event = field(default_factory=asyncio.Event)
     listening: asyncio.Task[None] | None = None
 
@@ -197,14 +199,11 @@ def to_blame(ended: Sequence[Child]) -> Child:
     return [*from_outside, *by_itself, *left, *ended][0]
 
 
-def found_the_run_over(child: Child, all_started: Sequence[Child]) -> bool:
-    """Whether chaos had started it again, and it ended well without the last round: the others had gone by then."""
-    first = next(each for each in all_started if each.name == child.name)
-    return child is not first and child.process.returncode == 0 and not child.succeeded
+def found_the_run_over(child: Child) -> bool:
+    """Whether chaos started it, and it ended well without the last round: the others had gone by then."""
+    return child.late and child.process.returncode == 0 and not child.succeeded
 
 
-def came_too_late(trainees: Sequence[Child], all_started: Sequence[Child]) -> bool:
+def came_too_late(trainees: Sequence[Child]) -> bool:
     """Whether all that still run were started by chaos, and came when the others had finished and gone."""
-    first = {child.name: child for child in reversed(all_started)}
-    late = [child for child in trainees if child.running]
-    return any(child.succeeded for child in trainees) and all(child is not first[child.name] for child in late)
+    return any(child.succeeded for child in trainees) and all(child.late for child in trainees if child.running)

@@ -160,6 +160,7 @@ class Testnet:
     async def start_again(self, name: str) -> None:
         """Start a process that was killed. The bootstrap node serves before this returns: others need it."""
         child = await self.start(name)
+        child.late = True
         if name == BOOTSTRAP:
             await self.wait_until_serving(child)
 
@@ -167,7 +168,8 @@ class Testnet:
         """Start one process more, a volunteer of `stage` or a datacenter (None); its name."""
         name = self.swarm.add(stage)
         self.screen.add(name)
-        await self.start(name)
+        child = await self.start(name)
+        child.late = True
         return name
 
     def signal(self, name: str, number: signal.Signals, fate: Fate | None = None, returns: bool = False) -> bool:
@@ -248,11 +250,11 @@ class Testnet:
                 finished = any(child.succeeded for child in self._trainees())
                 patience = STRAGGLER_SECONDS if finished else STILL_SECONDS
             child = await self._next_end(patience)
-            if child is None and came_too_late(self._trainees(), self.children):
+            if child is None and came_too_late(self._trainees()):
                 return
             if child is None:
                 self._give_up(patience or 0.0)
-            elif found_the_run_over(child, self.children):
+            elif found_the_run_over(child):
                 child.fate = "left"
             elif not child.ended_as_meant and (child.name == BOOTSTRAP or not child.succeeded):
                 raise TestnetError((await self._culprit(child)).obituary())

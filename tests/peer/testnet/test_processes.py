@@ -107,6 +107,13 @@ def greet_if_new():
     finish()
 
 
+def leave_if_new():
+    if folder.name.startswith("volunteer-2"):
+        tether.open("w").close()
+    else:
+        finish()
+
+
 def talk_too_much():
     print("x" * 3_000_000, flush=True)
     finish()
@@ -168,6 +175,7 @@ match fates.get(name, "serve" if role == "bootstrap" else "finish"):
     case "find the run over at the second start": find_the_run_over_at_the_second_start()
     case "finish when not alone": finish_when_not_alone()
     case "greet if new": greet_if_new()
+    case "leave if new": leave_if_new()
     case "talk too much": talk_too_much()
     case "have no loss": have_no_loss()
     case "be killed": be_killed()
@@ -473,6 +481,12 @@ def test_one_more_joins(testnet: Callable[..., Outcome]):
     outcome = testnet({"replica": "finish when not alone", "stage 1": "greet if new"}, spec="join:stage=1@round=1")
     assert outcome.error is None
     assert injected(outcome) == [("joined", ["volunteer 2, stage 1"])]
+    assert outcome.children[-1].name == "volunteer 2, stage 1"
+
+
+def test_one_that_joins_a_run_that_is_over_is_no_failure(testnet: Callable[..., Outcome]):
+    outcome = testnet({"replica": "finish when not alone", "stage 1": "leave if new"}, spec="join:stage=1@round=1")
+    assert outcome.error is None
     assert outcome.children[-1].name == "volunteer 2, stage 1"
 
 
