@@ -203,7 +203,7 @@ def stacked_parameter(one: Tensor, copies: int) -> nn.Parameter:
 def stacked_stage(one: StageTrainer, copies: int) -> StageTrainer:
     """The trainer of a stage of M replicas; of a stage of one it shares what is no weight."""
     trainer = copy.copy(one)
-    trainer.in_flight, trainer.due = {}, {}
+    trainer.in_flight = {}
     trainer.stage = copy.deepcopy(one.stage)
     for module in list(trainer.stage.modules()):
         for name, child in module.named_children():
