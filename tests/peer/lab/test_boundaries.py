@@ -120,9 +120,9 @@ def test_without_adaptation_the_genesis_anchor_outlives_the_rounds_that_move_te(
     genesis = to_float(lab.swarm.grids[EMBEDDING][EMBEDDING_TENSOR])
     play(lab, 2)
     te = to_float(lab.swarm.grids[EMBEDDING][EMBEDDING_TENSOR])
-    assert not torch.equal(split(te, u)[1], split(genesis, u)[1])
+    assert not torch.equal(split_embedding(te, u)[1], split_embedding(genesis, u)[1])
     tokens, zero = torch.arange(300)[None], torch.zeros(1, 300, 4)
-    assert torch.equal(group.boundaries(te)(0).decode(zero, tokens)[0], split(genesis, u)[1])
+    assert torch.equal(group.boundaries(te)(0).decode(zero, tokens)[0], split_embedding(genesis, u)[1])
 
 
 def missed(g: Tensor, u: Tensor) -> float:
