@@ -2,7 +2,7 @@
 
 It is called from the torch thread, as `WholeReplica` is, and gives the same but for rounding. Processes that end are
 started again with the next round, or with the same one from its start: what they need is here, the outer state and
-The optimizer's moments as they were after the last round.
+the optimizer's moments as they were after the last round.
 """
 
 from collections.abc import Callable, Mapping
