@@ -34,5 +34,5 @@ def test_who_lies_is_found_and_where_nobody_does_nobody_is_blamed(tmp_path: Path
     assert (found.rounds, found.others_blamed) == (1, 0)
     assert "sent false gradients" in found.reason
     assert (honest.rounds, honest.others_blamed) == (None, 0)
-    assert 10 < honest.checks < 100
+    assert 0 < honest.checks <= 2 * spot_checks.STAGES  # two rounds, a microbatch of each stage
     assert honest.share == pytest.approx(honest.checks / (2 * 10 * 6))
