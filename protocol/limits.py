@@ -230,7 +230,7 @@ contributions, two pieces of each of a few states and four blocks of text at a t
 
 SPOT_CHECKS_OF_ONE = 32
 """The spot checks that an observer does for one peer in a round, for each stage of a group. A stage asks about one
-microbatch of its own, and one that each other stage doubts, every five seconds for at most two minutes each."""
+microbatch of its own, and one that each other stage doubts, every six seconds for at most three minutes each."""
 
 SPOT_CHECKS_WAIT = 32
 """The spot checks that wait at an observer, one of a peer. Each holds a microbatch's token ids, and 8 KiB."""

@@ -58,18 +58,17 @@ def false_payload(like: Likeness, manifest: Manifest, stage: int) -> PayloadKind
 def likeness_of_sources(
     like: Likeness, kind: PayloadKind, sender: PeerId, manifest: Manifest, stage: int
 ) -> float | None:
-    """Return the least likeness of the payloads of which `sender` made what it sent this stage; None: it has not had
-    them checked. The first stage makes activations of the text alone, and the last one gradients of activations alone,
-    which this stage sent it and made of those that it received."""
-    own_likeness = like.activations if stage else 1.0
+    """How like the payloads are, at the least, of which `sender` made what it sent this stage; None: it has not had
+    them checked. The first stage makes activations of the text alone, and the last one gradients of activations
+    alone."""
     if kind == "activations" and stage == 1:
         return 1.0
-    if kind == "gradients" and stage + 1 == manifest.replicas.stages - 1:
-        return own_likeness
     if sender not in like.neighbours:
         return None
     activations, gradients = like.neighbours[sender]
-    return activations if kind == "activations" else min(own_likeness, gradients)
+    if kind == "activations" or stage + 1 == manifest.replicas.stages - 1:
+        return activations
+    return min(like.activations if stage else 1.0, gradients)
 
 
 def is_made_of_true(sources: float, sent: float, manifest: Manifest) -> bool | None:

@@ -49,12 +49,12 @@ PAUSE_SECONDS = 60.0
 """The seconds after an unanswered question until a stage asks about another microbatch of its own choice: there is no
 observer that audits, or it is busy with the last round."""
 
-AGAIN_SECONDS = 5.0
-"""The interval at which the observer is asked again about a microbatch that is doubted, in seconds."""
+AGAIN_SECONDS = 6.0
+"""How often the observer is asked again about a microbatch that is doubted, until the question is settled."""
 
-ANSWER_SECONDS = 60.0
-"""The seconds that a stage waits for a neighbour that sent something false to have checked what it received, while the
-observer answers; and once more as long for one that was sent something false itself to act on that."""
+ANSWER_SECONDS = 90.0
+"""How long a stage waits for a neighbour that sent something false to have checked what it received, while the observer
+answers; and once more as long for one that was sent something false itself to act on that."""
 
 
 @dataclass(slots=True)
@@ -191,7 +191,8 @@ class SpotChecking:
     async def _hold_to_account(self, link: Link, kind: PayloadKind, number: int, first: Likeness) -> None:
         """Hang up on a neighbour that made something false of what is true, or does not have checked what it received.
         If it received something false itself, whoever sent that has to be hung up on by the neighbour, or by one before
-        it; if nobody is, or if it is not clear who lied, the group ends, and nobody is blamed."""
+        it; if nobody is, or if it is not clear who lied, the group ends, and nobody is blamed. The last stage received
+        activations of this one, which sent true ones: if it says otherwise and does not act, it is blamed."""
         manifest, stage = self.outer.manifest, self.received.stage
         what = f"false {kind} of {FramePosition(self.round, 0, number)}"
         sent = first.activations if kind == "activations" else first.gradients
@@ -208,14 +209,18 @@ class SpotChecking:
                 waits = (sources is None or of_true is False) and monotonic() < deadline
                 if not waits:
                     self.end()
-                    if of_true or sources is None:
-                        breach = f"sent {what}: {sent:.3g} like what the outer state makes of them"
-                        self.end_group(link.breach(breach))
+                    if of_true or sources is None or (of_true is False and self._is_before_last(kind)):
+                        like = f"{sent:.3g} like what the outer state makes of them"
+                        self.end_group(link.breach(f"sent {what}: {like}"))
                     else:
                         self.end_group(LostMemberError(f"who of its group sent {what} is not clear"))
                     return
             await self._pause(AGAIN_SECONDS)
             answer = await self._ask(number)
+
+    def _is_before_last(self, kind: PayloadKind) -> bool:
+        """Whether the sender of a payload is the last stage."""
+        return kind == "gradients" and self.received.stage + 2 == self.outer.manifest.replicas.stages
 
     # Doubts
 

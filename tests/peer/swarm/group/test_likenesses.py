@@ -86,10 +86,10 @@ def test_gradients_are_made_of_those_that_their_sender_received_and_of_activatio
     assert likeness_of_sources(Likeness(0.0, FALSE, True, {BEHIND: (0.5, TRUE)}), "gradients", BEHIND, run, 0) == TRUE
 
 
-def test_the_last_stage_made_its_gradients_of_what_this_stage_sent_it():
-    """Whatever it says that it received."""
-    assert likeness_of_sources(told(behind=0.0), "gradients", BEHIND, run_of(), 2) == TRUE
-    assert likeness_of_sources(Likeness(0.0, FALSE, same_state=True), "gradients", BEHIND, run_of(2), 0) == 1.0
+def test_the_last_stage_made_its_gradients_of_activations_alone():
+    last = Likeness(TRUE, FALSE, True, {BEHIND: (0.99, 0.0)})
+    assert likeness_of_sources(last, "gradients", BEHIND, run_of(), 2) == 0.99
+    assert likeness_of_sources(told(), "gradients", BEHIND, run_of(), 2) is None
 
 
 @pytest.mark.parametrize(
