@@ -58,7 +58,7 @@ def false_payload(like: Likeness, manifest: Manifest, stage: int) -> PayloadKind
 def likeness_of_sources(
     like: Likeness, kind: PayloadKind, sender: PeerId, manifest: Manifest, stage: int
 ) -> float | None:
-    """How like the payloads are, at the least, of which `sender` made what it sent this stage; None: it has not had
+    """Return the least likeness of the payloads of which `sender` made what it sent this stage; None: it has not had
     them checked. The first stage makes activations of the text alone, and the last one gradients of activations
     alone."""
     if kind == "activations" and stage == 1:

@@ -50,11 +50,11 @@ PAUSE_SECONDS = 60.0
 observer that audits, or it is busy with the last round."""
 
 AGAIN_SECONDS = 6.0
-"""How often the observer is asked again about a microbatch that is doubted, until the question is settled."""
+"""The interval at which the observer is asked again about a microbatch that is doubted, in seconds."""
 
 ANSWER_SECONDS = 90.0
-"""How long a stage waits for a neighbour that sent something false to have checked what it received, while the observer
-answers; and once more as long for one that was sent something false itself to act on that."""
+"""The seconds that a stage waits for a neighbour that sent something false to have checked what it received, while the
+observer answers; and once more as long for one that was sent something false itself to act on that."""
 
 
 @dataclass(slots=True)
