@@ -25,7 +25,7 @@ STORM_COUNTEREXAMPLES = (3_000_105,)
 """And of the fourth."""
 
 COUNTEREXAMPLES = (5, 2019, 2025, 30_022, 31_001, 1_000_003, 5_000_508)
-"""Seeds that have found something wrong (`docs/simulation.md`)."""
+"""The seeds that have found something wrong."""
 
 TOLD = 2019
 """The one of them whose story is told."""
