@@ -79,7 +79,6 @@ async def town(folder: Path) -> AsyncIterator[Town]:
         caller, victim = await village.join("caller", 1), await village.join("victim", 1)
         before = await village.join("before", 0)
         victim.earned.seen.exchange(1, PeerId(caller.id), 1, Attempt(ReplicaId(victim.id), 1))
-        victim.earned.seen.close(PART, 1, {PeerId(caller.id): ("ab" * 32, 1)})
         victim.handover.handovers, victim.handover.open = Handovers(), True
         for round in (1, 2):
             await village.round(round, [caller])

@@ -194,7 +194,7 @@ class SpotChecking:
         it; if nobody is, or if it is not clear who lied, the group ends, and nobody is blamed. The last stage received
         activations of this one, which sent true ones: if it says otherwise and does not act, it is blamed."""
         manifest, stage = self.outer.manifest, self.received.stage
-        what = f"false {kind} of {FramePosition(self.round, 0, number)}"
+        position = FramePosition(self.round, 0, number)
         sent = first.activations if kind == "activations" else first.gradients
         answer: Likeness | None = first
         deadline, was_misled = monotonic() + ANSWER_SECONDS, False
@@ -210,10 +210,11 @@ class SpotChecking:
                 if not waits:
                     self.end()
                     if of_true or sources is None or (of_true is False and self._is_before_last(kind)):
-                        like = f"{sent:.3g} like what the outer state makes of them"
-                        self.end_group(link.breach(f"sent {what}: {like}"))
+                        lie = f"sent false {kind} of {position}: {sent:.3g} like what the outer state makes of them"
+                        self.end_group(link.breach(lie))
                     else:
-                        self.end_group(LostMemberError(f"who of its group sent {what} is not clear"))
+                        unclear = f"who of its group sent false {kind} of {position} is not clear"
+                        self.end_group(LostMemberError(unclear))
                     return
             await self._pause(AGAIN_SECONDS)
             answer = await self._ask(number)
