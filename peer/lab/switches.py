@@ -79,13 +79,13 @@ def switches(table: dict[str, Any], manifest: Manifest, source: str) -> Switches
         raise ManifestError(f"{source}: lab.second_moment: {chosen.second_moment} is AdamW's; inner.optimizer is not")
     if manifest.inner.overlap and chosen.method == "adamw":
         raise ManifestError(f"{source}: lab.method: adamw knows no inner.overlap")
-    for lab_field, field in (
+    for is_off, field in (
         (not manifest.outer.overlap, "outer.overlap"),
         (manifest.outer.clip == "none", "outer.clip"),
         (manifest.outer.weights == "equal", "outer.weights"),
         (not manifest.inner.most_steps, "inner.most_steps"),
     ):
-        if not lab_field and chosen.method != "sparseloco":
+        if not is_off and chosen.method != "sparseloco":
             raise ManifestError(f"{source}: lab.method: {chosen.method} knows no {field}")
     if len(chosen.shares) not in (0, manifest.replicas.total):
         raise ManifestError(f"{source}: lab.speeds: {len(chosen.shares)} speeds for {manifest.replicas.total} replicas")
