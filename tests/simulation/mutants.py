@@ -82,10 +82,10 @@ MUTANTS: dict[str, list[Change]] = {
         Change(
             Ledger,
             "offer",
-            "if self._in_time(kept):",
-            "if self._in_time(kept) and len(others) < VERSIONS_KEPT:",
+            "if self._in_time(kept_entry):",
+            "if self._in_time(kept_entry) and len(others) < VERSIONS_KEPT:",
         ),
-        Change(Ledger, "_hold", "if not known and not rivals:", "if True:"),
+        Change(Ledger, "_hold", "if not versions_known and not rivals:", "if True:"),
     ],
     "of two versions the first counts": [Change(Ledger, "chosen", "len(versions) == 1 and", "")],
     "a revocation forgotten on catching up": [

@@ -206,7 +206,7 @@ def test_an_invitation_has_a_set_of_peers_that_grows_while_it_may(
 REDEEM = """
 import sys
 from pathlib import Path
-from bootstrap.admission.operator_lists import invite, redeem
+from bootstrap.admission.operator_lists import add_invitation, redeem
 from protocol.errors import RefusedError
 folder, name, token = Path(sys.argv[1]), sys.argv[2], bytes.fromhex(sys.stdin.readline())
 print("ready", flush=True)
@@ -217,7 +217,7 @@ for number in range(12):
         print(f"Qm{name}-{number}", flush=True)
     except RefusedError:
         pass
-    invite(folder, 1, 60, 0.0)
+    add_invitation(folder, 1, 60, 0.0)
 """
 
 

@@ -148,18 +148,14 @@ class Step:
 
 @given(st.data())
 def test_wherever_a_stage_stops_all_others_come_to_wait_in_its_direction(data: st.DataObject):
-    """However many microbatches each may have in flight, with backward passes in one or split, with overlapping steps
-    or without."""
+    """However many microbatches each may have in flight, with overlapping steps or without."""
     count, late = data.draw(st.integers(2, 6)), data.draw(st.integers(0, 2))
     microbatches = late * (count - 1) + data.draw(st.integers(1, 8))
-    split = data.draw(st.booleans())
     depths = [
         max(least_depth(stage, count) + data.draw(st.integers(0, 9)), late * (count - 1 - stage) + 1)
         for stage in range(count)
     ]
-    stages = [
-        Schedule(stage, count, microbatches, depth, split, 0, None if late else 0) for stage, depth in enumerate(depths)
-    ]
+    stages = [Schedule(stage, count, microbatches, depth, 0, None if late else 0) for stage, depth in enumerate(depths)]
     step, culprit = Step(stages, [10**6] * count), data.draw(st.integers(0, count - 1))
     step.left[culprit] = data.draw(st.integers(0, 2 * microbatches))  # it never gets to its last gradients and sums
     step.play(late)
