@@ -1,10 +1,19 @@
 """The benchmark of slow members, for less time than it takes to find one."""
 
+from collections.abc import Iterator
+
+import pytest
+
 from benchmarks import slow_member
-from tests.benchmarks import test_pool
+from tests.world.conftest import drop
 from tests.world.runs import get_ready
 
-nothing_is_left = test_pool.nothing_is_left
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    """Of the simulated world."""
+    yield
+    drop()
 
 
 def test_a_row_tells_what_a_group_and_a_datacenter_keep():
