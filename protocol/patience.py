@@ -149,7 +149,7 @@ LOGGED_WAIT_SECONDS = 30.0
 
 # The run's end, and leaving it
 
-FIRST_ASK_SECONDS = 5.0
+NODE_TIMEOUT_SECONDS = 5.0
 """The timeout of one question to the operator's node."""
 
 NODE_POLL_SECONDS = 5.0
@@ -178,9 +178,6 @@ that it is needed, to start, and to fetch a state of some gigabytes."""
 
 NO_TAKER_SECONDS = 10.0
 """The time that it waits where nobody can take the state, for its owner to think again."""
-
-NODE_TIMEOUT_SECONDS = 5.0
-"""The timeout of the question whether the operator's node takes states over."""
 
 STEADY_SECONDS = 15.0
 """The time for which a peer must have been the only holder before its owner is told: others come and go."""

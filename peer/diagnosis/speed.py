@@ -23,9 +23,6 @@ from protocol.identity import EMBEDDING, Part, PeerId, parts_authored, stage_par
 from protocol.layout import elements, part_layout, parts_followed
 from protocol.manifest import Manifest, check_manifest
 
-STAGE_MEASURE_SECONDS = 8.0
-"""The seconds of a measurement for each kind of stage; with setup and teardown, ten."""
-
 FEWEST, MOST = 3, 40
 """Microbatches that are timed, after one that is not."""
 

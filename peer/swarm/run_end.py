@@ -22,12 +22,12 @@ from protocol.patience import (
     END_KNOWN_POLL_SECONDS,
     END_KNOWN_SECONDS,
     FAREWELL_SECONDS,
-    FIRST_ASK_SECONDS,
     IDLE_RUN_POLL_SECONDS,
     IDLE_RUN_SECONDS,
     LAST_STATE_SECONDS,
     NODE_AWAY_SECONDS,
     NODE_POLL_SECONDS,
+    NODE_TIMEOUT_SECONDS,
     SETTLE_PATIENCE_SECONDS,
 )
 
@@ -62,7 +62,7 @@ async def stay_until_known(outer: OuterLoop, ask: AskNode) -> None:
     ends, wait = began + NODE_AWAY_SECONDS, waits.for_the_node_to_know(NODE_AWAY_SECONDS)
     while not outer.leaving and monotonic() < ends:
         with suppress(HetpeerError, TimeoutError):
-            async with asyncio.timeout(FIRST_ASK_SECONDS):
+            async with asyncio.timeout(NODE_TIMEOUT_SECONDS):
                 word = await ask()
                 over = word.finished == outer.manifest.outer.rounds
                 if over and not word.taking:
@@ -136,7 +136,7 @@ async def ask_whether_over(outer: OuterLoop, ask: AskNode) -> None:
     """Ask the operator's node how far the run is, and end if it is over without this peer. A node that does not answer
     changes nothing."""
     with suppress(HetpeerError, TimeoutError):
-        async with asyncio.timeout(FIRST_ASK_SECONDS):
+        async with asyncio.timeout(NODE_TIMEOUT_SECONDS):
             word = await ask()
         if outer.progress.hear_node(word, outer.followed.me, outer.manifest):
             outer.emit(Warned(f"WARNING: {outer.progress.rewind_words}"))

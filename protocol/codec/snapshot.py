@@ -85,14 +85,6 @@ def pieces_of(tensors: Iterable[Values]) -> Iterator[bytes]:
         yield rest
 
 
-def header_of(
-    part: Part, round: int, history: History, tensors: Iterable[Values], reading: Reading | None = None
-) -> Header:
-    """Make the header of a state; `tensors` are in the layout's order."""
-    hashes = tuple(hashlib.sha256(piece).hexdigest() for piece in pieces_of(tensors))
-    return Header(part, round, history, hashes, reading)
-
-
 def parse_header(data: bytes, manifest: Manifest) -> Header:
     """Check a header that another peer sent.
 

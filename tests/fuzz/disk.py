@@ -27,8 +27,7 @@ from peer.store.checkpoint import Checkpoint, candidates
 from peer.store.membership import MEMBERSHIP, OLD_FILES, KeptMembership, mirrors_of, recall
 from peer.store.served import ContributionStore, SnapshotStore
 from peer.telemetry.events import RoundDone, from_line, to_line
-from protocol.codec.snapshot import header_of as describe_snapshot
-from protocol.codec.snapshot import pieces_of
+from protocol.codec.snapshot import Header, pieces_of
 from protocol.errors import ResourceError
 from protocol.identity import EMBEDDING, RunId
 from protocol.layout import EMBEDDING_TENSOR
@@ -90,7 +89,8 @@ SHELF_FILE = msgpack.packb([SHELVED.proof, [RECEIPT]]) + BLOB
 
 GRID = [torch.arange(300 * 16, dtype=torch.int32).reshape(300, 16).numpy()]
 READING = Reading.begin(MANIFEST).fold({0: 3}, MANIFEST).fold({1: 1}, MANIFEST).fold({}, MANIFEST)
-STATE = describe_snapshot(EMBEDDING, 3, History(), GRID, READING)
+PIECES = tuple(hashlib.sha256(piece).hexdigest() for piece in pieces_of(GRID))
+STATE = Header(EMBEDDING, 3, History(), PIECES, READING)
 
 
 def resume(path: Path) -> object:
