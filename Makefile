@@ -13,9 +13,11 @@ FUZZED = .venv/fuzzed
 ARGS =
 # What pytest ends with if ARGS leave it no test to run. ARGS that name files run these alone.
 NONE_CHOSEN = 5
-QUICK_TESTS = $(BIN)/pytest -n 2 --dist loadscope --no-loadscope-reorder --ignore tests/system --ignore tests/benchmarks $(ARGS)
+# A worker that is gone ends the run: after a new one xdist waits for ever, with tests that nobody runs.
+LANES = --max-worker-restart 0
+QUICK_TESTS = $(BIN)/pytest -n 2 $(LANES) --dist loadscope --no-loadscope-reorder --ignore tests/system --ignore tests/benchmarks $(ARGS)
 ALL_TESTS = { $(QUICK_TESTS) || [ $$? = $(NONE_CHOSEN) ]; } && \
-	{ $(BIN)/pytest -n 3 --dist loadfile tests/benchmarks tests/system $(ARGS) || [ $$? = $(NONE_CHOSEN) ]; }
+	{ $(BIN)/pytest -n 3 $(LANES) --dist loadfile tests/benchmarks tests/system $(ARGS) || [ $$? = $(NONE_CHOSEN) ]; }
 
 TIME = 600
 READER =

@@ -1,6 +1,7 @@
 """The dashboard's socket and server, which lives in the event loop of the operator's node."""
 
 import asyncio
+import itertools
 import socket
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
@@ -31,6 +32,9 @@ BEHIND_SECONDS = 30.0
 
 DASHBOARD_GRACE_SECONDS = 1
 """The seconds that answers in flight may take when the node stops."""
+
+
+_numbers = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,18 +118,19 @@ class Visit(H11Protocol):
     """A connection, which may say nothing, or take nothing, for so long only."""
 
     ends: asyncio.TimerHandle | None = None
-    began = 0.0
+    number = 0
+    """The number of this connection in the order of their arrival: the loop's clock has the same time for many."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         """Whoever has been here longest makes way if there are too many."""
         super().connection_made(transport)
-        self.began = self.loop.time()
+        self.number = next(_numbers)
         self._has(REQUEST_SECONDS)
         if descriptors.is_reserved(transport.get_extra_info("socket").fileno()):
             transport.abort()
-        waited_for = [each for each in self.connections if isinstance(each, Visit) and each.ends is not None]
+        waiting = [visit for visit in self.connections if isinstance(visit, Visit) and visit.ends is not None]
         if len(self.connections) > MOST_CONNECTIONS:
-            min(waited_for, key=lambda each: each.began).transport.abort()
+            min(waiting, key=lambda visit: visit.number).transport.abort()
 
     def handle_events(self) -> None:
         """A request may have come."""
