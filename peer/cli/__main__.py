@@ -8,7 +8,6 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # gRPC's fork handlers c
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # absl writes to stderr past Python's logging
 
 import typer
-from typer.models import CommandInfo, TyperInfo
 
 from peer.cli.admin import admin
 from peer.cli.bootstrap import BOOTSTRAP_EPILOG, bootstrap
@@ -42,15 +41,6 @@ HELP_EXAMPLES = (
     "docs/ has guides for volunteers, operators, datacenters and researchers, and every error by its words."
 )
 
-PANELS = {
-    "Take part": "join replica observe pause resume",
-    "See": "doctor status why credit",
-    "Run a run": "bootstrap admin data plan",
-    "Models": "export sample import",
-    "Experiments": "testnet lab",
-}
-"""The panels of `hetpeer --help`, and the commands in each, in their order."""
-
 app = typer.Typer(
     help="Pre-train one language model together, over home internet links and in datacenters.",
     epilog=HELP_EXAMPLES,
@@ -79,42 +69,28 @@ def program(
     """The options of `hetpeer` before a command."""
 
 
-app.command(epilog=BOOTSTRAP_EPILOG)(bootstrap)
-app.command(epilog=JOIN_EXAMPLES)(join)
-app.command(epilog=REPLICA_EXAMPLES)(replica)
-app.command(epilog=OBSERVE_EXAMPLES)(observe)
-app.command(epilog=TESTNET_EXAMPLES)(testnet)
-app.command(epilog=STATUS_EXAMPLES)(status)
-app.command(epilog=PLAN_EXAMPLES)(plan)
-app.command(epilog=PAUSE_EXAMPLES)(pause)
-app.command(epilog=RESUME_EXAMPLES)(resume)
-app.command(epilog=DOCTOR_EXAMPLES)(doctor)
-app.command(epilog=WHY_EXAMPLES)(why)
-app.command(epilog=CREDIT_EXAMPLES)(credit)
-app.command(epilog=EXPORT_EXAMPLES)(export)
-app.command(epilog=SAMPLE_EXAMPLES)(sample)
-app.command("import", epilog=IMPORT_EXAMPLES)(import_)
+TAKE_PART, SEE, RUN_A_RUN, MODELS, EXPERIMENTS = "Take part", "See", "Run a run", "Models", "Experiments"
+"""The panels of `hetpeer --help`. The commands of each follow here in its order."""
+
+app.command(epilog=JOIN_EXAMPLES, rich_help_panel=TAKE_PART)(join)
+app.command(epilog=REPLICA_EXAMPLES, rich_help_panel=TAKE_PART)(replica)
+app.command(epilog=OBSERVE_EXAMPLES, rich_help_panel=TAKE_PART)(observe)
+app.command(epilog=PAUSE_EXAMPLES, rich_help_panel=TAKE_PART)(pause)
+app.command(epilog=RESUME_EXAMPLES, rich_help_panel=TAKE_PART)(resume)
+app.command(epilog=DOCTOR_EXAMPLES, rich_help_panel=SEE)(doctor)
+app.command(epilog=STATUS_EXAMPLES, rich_help_panel=SEE)(status)
+app.command(epilog=WHY_EXAMPLES, rich_help_panel=SEE)(why)
+app.command(epilog=CREDIT_EXAMPLES, rich_help_panel=SEE)(credit)
+app.command(epilog=BOOTSTRAP_EPILOG, rich_help_panel=RUN_A_RUN)(bootstrap)
+app.command(epilog=PLAN_EXAMPLES, rich_help_panel=RUN_A_RUN)(plan)
+app.command(epilog=EXPORT_EXAMPLES, rich_help_panel=MODELS)(export)
+app.command(epilog=SAMPLE_EXAMPLES, rich_help_panel=MODELS)(sample)
+app.command("import", epilog=IMPORT_EXAMPLES, rich_help_panel=MODELS)(import_)
+app.command(epilog=TESTNET_EXAMPLES, rich_help_panel=EXPERIMENTS)(testnet)
 admin.command(epilog=REWIND_EXAMPLES)(rewind)
-app.add_typer(lab, name="lab")
-app.add_typer(admin, name="admin")
-app.add_typer(data_commands, name="data")
-
-
-def arrange(app: typer.Typer) -> None:
-    """Put each command into its panel, in the order of `PANELS`."""
-    order = [(panel, name) for panel, names in PANELS.items() for name in names.split()]
-    everything: list[CommandInfo | TyperInfo] = [*app.registered_commands, *app.registered_groups]
-    for each in everything:
-        each.rich_help_panel = next((panel for panel, name in order if name == _name(each)), None)
-    places = {name: place for place, (_, name) in enumerate(order)}
-    app.registered_commands.sort(key=lambda each: places.get(_name(each), len(places)))
-
-
-def _name(info: CommandInfo | TyperInfo) -> str:
-    return info.name or str(getattr(info.callback, "__name__", ""))
-
-
-arrange(app)
+app.add_typer(admin, name="admin", rich_help_panel=RUN_A_RUN)
+app.add_typer(data_commands, name="data", rich_help_panel=RUN_A_RUN)
+app.add_typer(lab, name="lab", rich_help_panel=EXPERIMENTS)
 
 
 def main() -> None:

@@ -290,7 +290,7 @@ class StageTrainer:
 
     @torch.no_grad()
     def _delta(self, part: Part, name: str, start: Tensor) -> Tensor:
-        """Return how far one tensor has moved from `start`, in units of 2⁻²⁶."""
+        """Return Δ of one tensor since `start`: float32, on the CPU."""
         began = to_float(start.to(self.device))
         if part == EMBEDDING:
             assert self.embedding is not None

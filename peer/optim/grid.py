@@ -45,14 +45,6 @@ def to_int32(values: Tensor, what: str) -> Tensor:
     return values.to(torch.int32)
 
 
-def divide_half_even(numerator: Tensor, denominator: Tensor | int) -> Tensor:
-    """Integer quotient rounded to nearest, ties to even. int64; the denominator is positive."""
-    quotient = torch.div(numerator, denominator, rounding_mode="floor")
-    twice_rest = 2 * (numerator - quotient * denominator)
-    up = (twice_rest > denominator) | ((twice_rest == denominator) & (quotient % 2 == 1))
-    return quotient + up
-
-
 def grid_digest(tensors: Mapping[str, Tensor]) -> str:
     """Hex SHA-256 of a part's grid: name, shape and little-endian int32 values of each tensor in turn."""
     state = hashlib.sha256()

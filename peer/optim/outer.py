@@ -20,7 +20,7 @@ from torch import Tensor
 
 from peer.optim import kernels
 from peer.optim.clipping import clip_to_medians
-from peer.optim.grid import FAR, OUT_OF_RANGE, divide_half_even, to_int32, to_units
+from peer.optim.grid import FAR, OUT_OF_RANGE
 from protocol.codec.chunks import ChunkGrid, chunk_grid
 from protocol.codec.contribution import Contribution, SparseTensor, compose
 from protocol.errors import DivergedError
@@ -144,17 +144,12 @@ class OuterState:
 
 
 def decay_and_add(error: Tensor, delta: Tensor, beta: float) -> Tensor:
-    """e ← β e + Δ, with β e rounded half to even; int32.
-
-    The torch operations serve other devices, and say what the CPU's kernel does.
+    """e ← β e + Δ, with β e rounded half to even: int32, from a float32 Δ on the CPU.
 
     Raises:
         DivergedError: Δ or the sum is outside ±32, or not a number.
     """
     factor = round(beta * FACTOR_ONE)
-    if not (error.is_cpu and delta.is_cpu and delta.dtype == torch.float32):
-        decayed = divide_half_even(error.to(torch.int64) * factor, FACTOR_ONE)
-        return to_int32(decayed + to_units(delta), "the error feedback")
     error, delta = error.contiguous(), delta.detach().contiguous()
     fresh = torch.empty_like(error)
     arrays = error.view(-1).numpy(), delta.view(-1).numpy(), fresh.view(-1).numpy()
@@ -271,39 +266,8 @@ def _less(tensor: Tensor, change: Change) -> Tensor:
 
 
 def top_k(values: Tensor, grid: ChunkGrid) -> SparseTensor:
-    """TopK(e): from int32 `values` of the grid's shape, each chunk's k largest by magnitude (SparseLoCo).
+    """TopK(e): from int32 `values` of the grid's shape on the CPU, each chunk's k largest by magnitude (SparseLoCo).
 
-    Ties go to the lowest offset. The order is canonical: by chunk, then by rising offset. The torch operations serve
-    other devices, and say what the CPU's kernel does.
+    Ties go to the lowest offset. The order is canonical: by chunk, then by rising offset.
     """
-    if values.is_cpu and values.is_contiguous():
-        return SparseTensor(*kernels.largest(values.view(-1).numpy(), grid))
-    chunks, tail = as_chunks(values, grid)
-    offsets, values_kept = _largest(chunks, grid.k)
-    if grid.tail:
-        tail_offsets, tail_kept = _largest(tail[None], grid.tail_k)
-        offsets, values_kept = torch.cat((offsets, tail_offsets)), torch.cat((values_kept, tail_kept))
-    return SparseTensor(offsets.to(torch.int16).cpu().numpy(), values_kept.cpu().numpy())
-
-
-def as_chunks(values: Tensor, grid: ChunkGrid) -> tuple[Tensor, Tensor]:
-    """A tensor as [full chunks, chunk size], and what is left for the short chunk."""
-    if values.dim() == 1:
-        cut = grid.full * grid.size
-        return values[:cut].view(grid.full, grid.size), values[cut:]
-    height, width = grid.shape
-    blocks = values.view(height // grid.rows, grid.rows, width // grid.columns, grid.columns)
-    return blocks.transpose(1, 2).reshape(grid.full, grid.size), values.new_empty(0)
-
-
-def _largest(chunks: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Offsets and values, both flat, of the k largest magnitudes in each row.
-
-    torch.topk leaves ties open, so the offset is made part of the key: |v| · size + (size − 1 − offset)
-    has no ties. It stays below 2³¹ · 2¹².
-    """
-    size = chunks.shape[1]
-    magnitudes = chunks.to(torch.int64).abs_()
-    keys = magnitudes.mul_(size).add_(torch.arange(size - 1, -1, -1, device=chunks.device))
-    offsets = keys.topk(k, dim=1, sorted=False).indices.sort(dim=1).values
-    return offsets.flatten(), chunks.gather(1, offsets).flatten()
+    return SparseTensor(*kernels.largest(values.contiguous().view(-1).numpy(), grid))

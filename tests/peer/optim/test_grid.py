@@ -1,25 +1,12 @@
 """Integers in units of 2⁻²⁶."""
 
-from fractions import Fraction
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer.optim.grid import divide_half_even, grid_digest, to_float, to_int32, to_units
+from peer.optim.grid import grid_digest, to_float, to_int32, to_units
 from protocol.errors import DivergedError
-
-
-@given(st.integers(-(2**62), 2**62), st.integers(1, 2**30))
-def test_division_rounds_half_to_even_exactly(numerator: int, denominator: int):
-    quotient = divide_half_even(torch.tensor([numerator]), denominator)
-    assert quotient.item() == round(Fraction(numerator, denominator))
-
-
-@given(st.integers(-(2**20), 2**20))
-def test_ties_go_to_even(half: int):
-    assert divide_half_even(torch.tensor([half]), 2).item() == round(Fraction(half, 2))
 
 
 @given(st.lists(st.integers(-(2**23), 2**23), min_size=1))
