@@ -11,8 +11,11 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # read when grpc is impo
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # transformers would ask a server about models that lie here
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job in the background: children would never hear it
+# As in a job in the background, or under nohup: neither these processes nor their children would ever hear it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 import pytest
 import uvloop
