@@ -162,16 +162,18 @@ def require_fit(settings: PeerSettings, descriptor: Descriptor) -> torch.device:
 
 
 def require_disk(settings: PeerSettings, descriptor: Descriptor, stage: int | None) -> Space:
-    """Return what this peer may keep on its disk. `stage`: of a volunteer.
+    """Check that this peer's place in the run fits its disk, and return what it takes and has there. `stage` is a
+    volunteer's; for other roles, which keep the whole model, it is ignored.
 
     Raises:
-        ResourceError: a place in the run takes more.
+        ResourceError: the place takes more than the disk, or its owner's limit, has.
     """
     stage = stage if settings.role == "volunteer" else None
-    names, most = settings.files(descriptor, stage or 0), settings.disk_limit
-    space = space_in(settings.directory, descriptor, names, stage, settings.role != "observer", most)
+    names = settings.files(descriptor, stage or 0)  # without a stage, 0 is ignored: all files
+    trains, limit = settings.role != "observer", settings.disk_limit
+    space = space_in(settings.directory, descriptor, names, stage, trains, limit)
     what = "the whole model" if stage is None else f"stage {stage}"
-    require_space(space, settings.directory, what, limited=most is not None)
+    require_space(space, settings.directory, what, limited=limit is not None)
     return space
 
 

@@ -3,8 +3,8 @@
 All arithmetic is of integers, so every peer, whatever machine it is on, cuts a model alike. Costs only rank cuts: what
 a stage really takes of a machine is estimated where torch is.
 
-Letters: d width of the residual stream, V token ids, L tokens of a sequence, k dimensions of the subspace between
-stages of a compressed group.
+Letters: d width of the residual stream, F width of SwiGLU, V token ids, L tokens of a sequence, k dimensions of the
+subspace between stages of a compressed group.
 """
 
 import heapq
@@ -106,19 +106,19 @@ def compute_costs(model: Model, stages: int, sizes: GroupSizes) -> list[StageCos
 def memory_costs(model: Model, stages: int, sizes: GroupSizes) -> list[StageCost]:
     """The bytes on the device of each stage of a group.
 
-    What is trained: the layers, the head [V, d] on the last stage, on the first the embedding: [V, d], or its factor
-    Z [V, k]; and on all others their n-gram tables. In a compressed group every stage holds the anchor [V, d], too.
-    Then the values that layers keep for backward passes: the later a stage is, the fewer microbatches are in flight
-    (1F1B). Logits are left out.
+    Every stage trains its layers; the first also the embedding, [V, d] or its factor Z [V, k]; the others their n-gram
+    tables; the last also the head [V, d]. In a compressed group every stage holds the anchor [V, d] as well. Layers
+    keep activations for the backward passes of the microbatches in flight: S − s of them at stage s of S (1F1B), and no
+    more than a step has. Logits are left out.
     """
     embedding, last = model.vocabulary * model.d, stages - 1
-    first_trains = model.vocabulary * sizes.subspace if sizes.subspace and sizes.factored else embedding
+    first_embedding = model.vocabulary * sizes.subspace if sizes.subspace and sizes.factored else embedding
     anchor = FP32_BYTES * embedding if sizes.subspace else 0
     activation_bytes = FP32_BYTES * sizes.microbatch * model.context * (KEPT_WIDTHS * model.d + 4 * model.ffn)
     return [
         StageCost(
             fixed=anchor
-            + CUT_TRAINED_BYTES * (sizes.looked_up if stage else first_trains)
+            + CUT_TRAINED_BYTES * (sizes.looked_up if stage else first_embedding)
             + CUT_TRAINED_BYTES * embedding * (stage == last),
             a_layer=CUT_TRAINED_BYTES * model.matrix_values
             + activation_bytes * min(stages - stage, sizes.microbatches),

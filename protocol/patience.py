@@ -16,7 +16,8 @@ CALL_SECONDS = 30.0
 """The time within which a peer that is alive answers a small question."""
 
 LOST_PEER_SECONDS = 3 * HEARTBEAT_SECONDS
-"""The silence after which a peer is lost, in seconds: its record would have been renewed three times."""
+"""The silence after which a peer is lost, dead or cut off, in seconds: its record would have been renewed three
+times."""
 
 CUT_STREAM_SECONDS = 4.0
 """The seconds in which a peer whose stream broke may be back: its line, or this node, may have stumbled."""
@@ -36,7 +37,7 @@ STREAM_HEARTBEAT_SECONDS = 1.0
 """The interval of signs of life on a stream that is watched."""
 
 SILENT_BEATS = 8
-"""The number of our own signs of life after which a side from which no message has come is gone: stopped, or cut off. A
+"""The number of our own signs of life after which a side from which no message has come is gone: dead, or cut off. A
 message of 256 KiB takes seconds where two links share an uplink of 1 Mb/s. A side that was stopped itself, with its
 machine, reads first what has come meanwhile."""
 

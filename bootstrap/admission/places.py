@@ -1,4 +1,4 @@
-"""The assignment of slots in the run. Pure: the clock and who is alive are arguments."""
+"""The assignment of places in the run: role, stage and slot. Pure: the clock and the live peers are arguments."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -20,8 +20,9 @@ PlaceRole = Role | Literal["gateway"]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A place in the run. `slot` is under whose name the replica reads that this peer leads
-    (`protocol/outer/data_plan.py`): no two have the same."""
+    """A place in the run. A replica reads the text of the `slot` of the peer that leads it
+    (`protocol/outer/data_plan.py`), so no two peers of one role and stage have the same slot, and no volunteer has a
+    datacenter's. Observers and gateways have slot 0, and read none."""
 
     role: PlaceRole
     stage: int
@@ -39,15 +40,17 @@ class Admission:
     manifest: Manifest
     places: dict[PeerId, Place] = field(default_factory=dict)
     since: dict[PeerId, float] = field(default_factory=dict)
+    """The time at which each holder of a place was admitted or seen last, on the clock of `now`."""
 
     def see(self, record: PeerRecord, now: float) -> None:
-        """A peer is there that this node may not have admitted itself: another node of the run did."""
+        """Note a live peer by its record. If another node of the run admitted it, its place is taken from the
+        record."""
         self.places.setdefault(record.peer_id, Place(record.role, record.stage, record.slot))
         self.since[record.peer_id] = now
 
     def recall(self, card: Card, role: PlaceRole, now: float) -> None:
-        """A peer shows the place that it was given, here before a restart or at another node of the run. If it was away
-        for so long that another has its slot by now, it gets the next."""
+        """Restore the place on a peer's `card`, given by this node before a restart or by another node of the run. If
+        another peer has its slot by now, it gets the next free one."""
         if card.peer not in self.places:
             trains = role in ("volunteer", "datacenter")
             slot = self._free_slot(role, card.stage, card.slot) if trains else card.slot
@@ -63,8 +66,9 @@ class Admission:
         now: float,
         servable: Sequence[int] = (),
     ) -> Place:
-        """A place for `peer`; the same one if it asks again, unless another has its slot as well. `stage` None: where a
-        volunteer is needed most, of the stages that it says are `servable`, or of all if it names none.
+        """Return a place for `peer`: the one that it holds, unless another peer holds the same; else a free one. A
+        volunteer names its `stage`; or, with None, gets the stage with the fewest volunteers among its `servable` ones
+        (none named: among all). Places of peers that are not `alive` are freed after `ARRIVAL_SECONDS`.
 
         Raises:
             RefusedError: there is no such stage, or it names more stages than there are.
@@ -82,7 +86,8 @@ class Admission:
         return held
 
     def _is_given_twice(self, peer: PeerId, alive: set[PeerId]) -> bool:
-        """Whether a peer that is alive has the same slot at the same work, and a lower id: two nodes let both in."""
+        """Whether a live peer with a lower id holds the same place, as two nodes of the run gave it to both. The lower
+        id keeps it."""
         held = self.places.get(peer)
         if held is None or held.role not in ("volunteer", "datacenter"):
             return False
@@ -112,11 +117,11 @@ class Admission:
         return Place(role, stage, self._free_slot(role, stage))
 
     def _free_slot(self, role: PlaceRole, stage: int, *wanted: int) -> int:
-        """The slot that is wanted, if nobody has it; or one of those that the run begins with; or, for who comes beside
-        them, the next of all."""
+        """Return the first free slot of a role at a stage: the `wanted` one; else one of the manifest's; else an extra
+        one, from `replicas.total` up, where volunteers and datacenters take every second number each."""
         replicas = self.manifest.replicas
         groups, datacenters = range(replicas.groups), range(replicas.total - 1, replicas.groups - 1, -1)
         taken = {place.slot for place in self.places.values() if (place.role, place.stage) == (role, stage)}
-        more = count(replicas.total + (role == "datacenter"), 2)  # no two kinds read the same
-        first = groups if role == "volunteer" else datacenters
-        return next(slot for slot in chain(wanted, first, more) if slot not in taken)
+        extra = count(replicas.total + (role == "datacenter"), 2)  # shared by no two kinds
+        planned = groups if role == "volunteer" else datacenters
+        return next(slot for slot in chain(wanted, planned, extra) if slot not in taken)

@@ -107,6 +107,8 @@ def _write(
     folder: Path,
     progress: PrepareProgress,
 ) -> DataManifest:
+    """Tokenize the documents, shuffle them, write them as shards into `folder`, and describe these in its manifest.
+    `folder` is complete once its `WANTED` is gone. A call that was stopped while it tokenized is resumed."""
     encoder = _encoder(wanted, sources, folder / TOKENIZER, progress)
     dtype = token_dtype(encoder.vocabulary)
     shuffle = Shuffle(folder / SHUFFLE, dtype, wanted.seed)
@@ -131,7 +133,7 @@ def _write(
         block_tokens=wanted.block_tokens,
         documents=documents,
         shards=tuple(shard_measured.shard for shard_measured in measured[:-1]),
-        held_out_documents=max(1, shuffle.documents - documents),
+        held_out_documents=max(1, shuffle.documents - documents),  # a single document is cut, and counts in both
         held_out=measured[-1].shard,
         blocks=hashlib.sha256(digests).hexdigest(),
         mirrors=mirrors,

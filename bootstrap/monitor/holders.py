@@ -48,16 +48,17 @@ class Holders:
                     owner, _ = read_signed(signed, RECORD)
                     self._note(read_record(signed, owner, self.authority), signed)
 
-    def see(self, records: Iterable[PeerRecord], found: Mapping[str, object], run: int) -> None:
-        """Note the holders among peers, whose signed records are `found`, and keep them. A record of a round beyond the
-        one after `run`, the last that the run has finished, is passed over. Reads the operator's rewind again, which
-        `hetpeer admin rewind` may have written. Waits for the disk."""
-        news = False
+    def see(self, records: Iterable[PeerRecord], signed_records: Mapping[str, object], finished: int) -> None:
+        """Keep the records of peers that hold the newest states. `signed_records` has their signed bytes, by peer id.
+        `finished` is the last round that the run has finished: a record that claims to be two rounds beyond it, or
+        more, is ignored. Also reads the operator's rewind again, which `hetpeer admin rewind` may have written. Blocks
+        on the disk."""
+        changed = False
         for record in records:
-            signed = found.get(record.peer_id)
-            if record.round <= run + 1 and isinstance(signed, bytes):
-                news |= self._note(record, signed)
-        if news:
+            signed = signed_records.get(record.peer_id)
+            if record.round <= finished + 1 and isinstance(signed, bytes):
+                changed |= self._note(record, signed)
+        if changed:
             self._write()
         self._read_rewind()
 

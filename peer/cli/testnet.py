@@ -42,7 +42,7 @@ class TestnetArguments:
     )
     balance: Annotated[
         str | None,
-        typer.Option(metavar="count|memory|compute", help="Without --layers: what stages have about as much of."),
+        typer.Option(metavar="count|memory|compute", help="Without --layers: what to balance between stages."),
     ] = None
     datacenters: Annotated[int, typer.Option(min=0, help="Datacenter replicas.")] = 1
     compression: Annotated[

@@ -21,12 +21,13 @@ if TYPE_CHECKING:
 
 ROUND = r"[0-9]{1,7}"
 PEER = r"[1-9A-HJ-NP-Za-km-z]{8,64}"
-"""The end of a peer id, as the logs show it, or all of it."""
+"""A peer id in base58, or its end, as the logs show it."""
 
 ENTRIES_READ = 100_000
 """The number of entries that are read of an operator's log, from its end: more than it keeps."""
 
 NAMED = re.compile(r"Qm[1-9A-HJ-NP-Za-km-z]{44}")
+"""A whole peer id in a line of a log."""
 
 MOST_PEERS_SUGGESTED = 20
 """The number of peers that are named where the one that was asked for is not known."""
@@ -55,7 +56,7 @@ def why(
 
 
 def explain(what: str, where: str | None, terminal: "Terminal") -> int:
-    """Show the log lines of a round or a peer, and what came of it; the exit code."""
+    """Print the log lines of a round or a peer and, for a round, the verdict on it. Returns the exit code."""
     from peer.cli.tables import print_table
     from peer.process import exit_code_of
     from peer.telemetry.events import Joined
@@ -73,7 +74,7 @@ def explain(what: str, where: str | None, terminal: "Terminal") -> int:
             is_own = any(isinstance(line.event, Joined) and line.event.peer_id.endswith(what) for line in noted)
             matching = [line for line in happened if is_own or line.names(what)]
         else:
-            raise UserError(f"{what!r} is neither a round's number nor a peer's id, of which the last 8 characters do")
+            raise UserError(f"{what!r} is neither a round's number nor a peer's id; its last 8 characters are enough")
         if not matching:
             raise UserError(f"nothing is known of {what} in {folder}: {known(happened)}")
         lines = [] if where is not None and Path(where).expanduser() == folder else [f"The log in {folder}:"]
@@ -87,7 +88,7 @@ def explain(what: str, where: str | None, terminal: "Terminal") -> int:
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """One line of a log: when, the round that it is of (0: of none), what is told, and what it says for programs."""
+    """A line of a log: Unix seconds, the round that it is about (0: none), its words, and its fields for `--json`."""
 
     at: float
     round: int
@@ -100,7 +101,8 @@ class LogLine:
 
 
 def folder_of(where: str | None) -> Path:
-    """The folder that is named; or, of a run's folders or all on this machine, the one whose log was written last.
+    """The folder `where`; or, if `where` is a ticket or None, the folder of that run, or of any run on this machine,
+    whose log was written last.
 
     Raises:
         ResourceError: there is none.
@@ -130,7 +132,7 @@ def folder_of(where: str | None) -> Path:
 
 
 def daemon_in(folder: Path) -> Path:
-    """The folder of the daemon whose events count: this one, or that of the observer beside an operator's node."""
+    """The folder with the event log: this one; or, for an operator's node without one, that of the observer in it."""
     from bootstrap.admission.audit_log import audit_log_files
     from peer.telemetry.journal import EVENTS_FILE
 
@@ -172,7 +174,7 @@ def _words(event: "Event") -> str:
 
 
 def round_verdict(round: int, events: Sequence["Event"]) -> str:
-    """A sentence on what this peer's work in a round came to; empty: it is not known."""
+    """The verdict on this peer's contribution to a round, counted or not and why, in words; empty: the log has none."""
     from peer.telemetry.decisions import Counted, NotCounted
     from peer.telemetry.events import Contributed
 

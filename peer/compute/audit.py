@@ -49,7 +49,7 @@ class Overlap:
 
 
 def silence(contribution: Contribution) -> Contribution:
-    """The same places, with all values zero."""
+    """The same contribution, with all values zero."""
     silent = {
         name: SparseTensor(sparse.offsets, np.zeros_like(sparse.values))
         for name, sparse in contribution.tensors.items()
@@ -58,7 +58,8 @@ def silence(contribution: Contribution) -> Contribution:
 
 
 def silenced(grid: GridView, contributions: Sequence[Contribution], author: PeerId, manifest: Manifest) -> GridView:
-    """θ of a part, in which F(S) is, as it would be had `author` sent zeros in this round: int32, a new grid.
+    """θ of a part as it would be had `author` sent zeros in this round: int32, a new grid. `grid` is θ after −F(S), S
+    being the `contributions`.
 
     A weight that would leave the grid stays at its edge: this is for measuring only, and two authors that push a weight
     in opposite directions must not be able to stop an audit.
@@ -70,12 +71,13 @@ def silenced(grid: GridView, contributions: Sequence[Contribution], author: Peer
 def exchanged(
     grid: GridView, before: Sequence[Contribution], after: Sequence[Contribution], manifest: Manifest
 ) -> GridView:
-    """θ of a part, in which F(before) is, as it would be with F(after): int32, a new grid. `before` may be empty."""
+    """θ + F(before) − F(after): θ of a part, `grid`, with one set of contributions replaced by another. int32, a new
+    grid. `before` may be empty."""
     layout = part_layout(manifest, after[0].name.part)
-    out = outer_term(before, layout, manifest) if before else dict.fromkeys(layout, 0)
-    into = outer_term(after, layout, manifest)
+    old_term = outer_term(before, layout, manifest) if before else dict.fromkeys(layout, 0)
+    new_term = outer_term(after, layout, manifest)
     return {
-        name: (tensor.to(torch.int64) + out[name] - into[name]).clamp(-INT32_MAX, INT32_MAX).to(torch.int32)
+        name: (tensor.to(torch.int64) + old_term[name] - new_term[name]).clamp(-INT32_MAX, INT32_MAX).to(torch.int32)
         for name, tensor in grid.items()
     }
 

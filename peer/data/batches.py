@@ -151,10 +151,12 @@ class Ahead:
 
 
 def in_order(numbers: NDArray[np.int64], sequences: int, together: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """Map each number of [0, sequences) by the order named (seed, epoch): int64 [n] → int64 [n], a permutation.
+    """Map turns of an epoch to the sequences that are read in them: int64 [n] in [0, sequences) → int64 [n], a
+    permutation that the seed and the epoch choose.
 
-    Of every `together` sequences in a row, those of one block, the numbers are in a row, too. With 1 it is one
-    permutation of all sequences. Those after the last whole block come last in every epoch.
+    Each block of `together` neighbouring sequences is read in consecutive turns: the blocks are permuted, and the
+    sequences within each block. With `together` = 1 single sequences are. What is left after the last whole block is
+    read last in every epoch, permuted as well.
 
     Raises:
         ValueError: a number is outside [0, sequences), or `together` is less than 1.
@@ -164,21 +166,19 @@ def in_order(numbers: NDArray[np.int64], sequences: int, together: int, seed: in
     if numbers.size and not (numbers.min() >= 0 and numbers.max() < sequences):
         raise ValueError(f"a number is outside [0, {sequences})")
     blocks = sequences // together
-    block_numbers = numbers // together
-    moved = np.empty_like(numbers)
-    whole = block_numbers < blocks
+    block_turns = numbers // together
+    ids = np.empty_like(numbers)
+    whole = block_turns < blocks
     if whole.any():
-        moved[whole] = permute(block_numbers[whole], blocks, seed, epoch) * together
-    moved[~whole] = blocks * together
+        ids[whole] = permute(block_turns[whole], blocks, seed, epoch) * together
+    ids[~whole] = blocks * together
     if together > 1:
-        for block in np.unique(block_numbers):
-            inside = block_numbers == block
-            size = together if block < blocks else sequences - blocks * together
-            name = (
-                f"{epoch} block {int(block)}"  # of the order within the block that is read at this place of the epoch
-            )
-            moved[inside] += permute(numbers[inside] - block * together, size, seed, name)
-    return moved
+        for block_turn in np.unique(block_turns):
+            inside = block_turns == block_turn
+            size = together if block_turn < blocks else sequences - blocks * together
+            order = f"{epoch} block {int(block_turn)}"  # the order within the block that is read in this turn
+            ids[inside] += permute(numbers[inside] - block_turn * together, size, seed, order)
+    return ids
 
 
 def permute(numbers: NDArray[np.int64], size: int, seed: int, epoch: int | str) -> NDArray[np.int64]:

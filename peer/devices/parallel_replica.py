@@ -24,12 +24,13 @@ from protocol.identity import Part
 from protocol.manifest import Manifest
 
 MOST_LOST = 3
-"""Processes that end more often than this before a round is done will go on to."""
+"""The most losses of worker processes that are mended in one round: after one more the replica gives up."""
 
 
 class ShardedReplica:
-    """`say` is told what takes long. `machines`: the others that compute, if the split is over several. `stop` and
-    `missing` may be called by any thread, the rest by one."""
+    """A datacenter replica that several worker processes compute, its *crew*. `machines`: the other machines that have
+    such processes, if the split is over several. `say` is called with a line for the owner before what takes long.
+    `stop` and `missing` may be called from any thread, all else from one."""
 
     def __init__(
         self,
@@ -45,13 +46,18 @@ class ShardedReplica:
         self.say = say
         self.machines = machines
         self.crew: Crew | None = None
+        """The worker processes; None: none are running."""
         self.moments: Mapping[str, Tensor] = {}
+        """The optimizer's state at the end of the last round: each new crew is given it."""
         self.loaded = False
+        """Whether the crew has the weights of the round under way; without them a step raises LostMemberError."""
         self.began: Mapping[Part, GridView] = {}
+        """θ from which the inner loop started, for Δ."""
         self.lost: list[str] = []
+        """A line for each loss of a crew since a round was last done."""
         self.stopped = False
         self.over = False
-        """The run is over: other machines are told so when this one stops."""
+        """Whether the run is over: other machines are told so when this one stops."""
 
     def start(self) -> None:
         """See that the processes are there. It takes seconds: others should not wait for it. Raises as `load` does."""

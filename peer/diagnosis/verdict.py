@@ -147,17 +147,18 @@ def _verdict(manifest: Manifest, stage: int, speed: Speed, room: Room, on: Volun
 
 
 def group(manifest: Manifest, speeds: Sequence[Speed | None], on: Volunteer | None) -> Finding | None:
-    """A whole group of machines like this one; None where it cannot serve every stage."""
+    """The speed of a group whose members are all machines like this one; None where this one cannot serve every stage.
+    `on`: this machine's link; None: none was measured, and links take no time."""
     measured = [speed for speed in speeds if speed is not None]
     if len(measured) < len(speeds):
         return None
     ratio = compression_at(
-        manifest, lambda compression: max(works(manifest, measured, compression), key=_longest), on or NO_LINK
+        manifest, lambda compression: max(works(manifest, measured, compression), key=_pass_seconds), on or NO_LINK
     )
     estimate: RoundEstimate = round_of_group(works(manifest, measured, ratio), on or NO_LINK, manifest.outer.overlap)
     rate = manifest.tokens_per_step / estimate.step.seconds
     teraflops = work_of(manifest).operations / max(speed.passes for speed in measured) / 1e12
-    value = (
+    sentence = (
         f"one of machines and links like these: {lasting(estimate.step.seconds)} an inner step, "
         f"{lasting(estimate.seconds)} a round, {rate:,.0f} tokens a second"
     )
@@ -170,9 +171,10 @@ def group(manifest: Manifest, speeds: Sequence[Speed | None], on: Volunteer | No
     if on is not None:
         numbers |= {"up": on.up, "down": on.down, "latency": on.latency}
         link = f"--up {on.up / 1e6:.3g} --down {on.down / 1e6:.3g} --latency {1e3 * on.latency:.2g}"
-        value += f"; for another k: hetpeer plan RUN.toml {link} --teraflops {teraflops:.3g}"
-    return Finding("group", value, numbers=numbers)
+        sentence += f"; for another k: hetpeer plan RUN.toml {link} --teraflops {teraflops:.3g}"
+    return Finding("group", sentence, numbers=numbers)
 
 
-def _longest(work: StageWork) -> float:
+def _pass_seconds(work: StageWork) -> float:
+    """The measured seconds of a microbatch's passes, which `works` puts in the place of operations."""
     return work.operations

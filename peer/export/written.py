@@ -110,8 +110,8 @@ def require_room(folder: Path, force: bool) -> None:
 
 
 def write_export(collected: Collected, folder: Path, losses: HeldOutLosses | None, emit: Listener) -> Export:
-    """Write the model; it is in `folder` once it is whole, and not before. The grids are used up: of a large model
-    there is no room for two.
+    """Write the model. `folder` appears once it is complete. Empties `collected.grids` on the way, as memory may not
+    hold a large model twice.
 
     Raises:
         ResourceError: the disk is full, or cannot be written.

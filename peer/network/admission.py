@@ -312,15 +312,15 @@ async def _opened(ticket: Ticket, address: str) -> tuple[Caller, bytes]:
         UnreachableError: nobody answers there.
         PeerError: what answers is no node of the run.
     """
-    shown = await _shown(address)
+    shown = await _certificate_at(address)
     try:
         return certificates.read_door(shown, ticket.authority)
     except FormatError as error:
         raise PeerError(f"what answers at {address} is no bootstrap node of this run: {error}") from None
 
 
-async def _shown(address: str) -> bytes:
-    """Read the certificate (DER) that a door shows, whoever made it: gRPC can pin one, but not show it first."""
+async def _certificate_at(address: str) -> bytes:
+    """Read the certificate (DER) that a door shows, whoever issued it: gRPC can pin a certificate, but not read it."""
     try:
         return (await probe(address, TLS_SECONDS)).certificate
     except ssl.SSLError as error:

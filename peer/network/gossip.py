@@ -45,7 +45,10 @@ from protocol.trust.records import Claims, PeerRecord, make_statement, read_stat
 
 @dataclass(slots=True)
 class Reconciler:
-    """The reconciler keeps what this peer has accepted equal to what the others have."""
+    """The exchange of accepted entries (contributions and their receipts) with other peers, until all have the same.
+
+    `publish` and `_spread` push news to a few peers; `compare` asks one peer, and finds whatever a push has lost.
+    """
 
     manifest: Manifest
     discovery: Discovery
@@ -54,17 +57,18 @@ class Reconciler:
     bans: Bans
     attested: Attested
     on_copy: Callable[[PeerRecord], None] = lambda record: None
-    """A function that hears of a caller with this peer's own key."""
+    """A function that is called with the record of a caller that has this peer's own key."""
     claims: dict[Part, list[Claim]] = field(default_factory=dict)
     """The claims of this peer about its own closed rounds."""
     said: tuple[tuple[bytes, PeerRecord, Claims], bytes] | None = None
-    """This peer's last statement, with its card, and its bytes."""
+    """The last statement of this peer: its card, record and claims, and the signed bytes of the three."""
     tasks: Children = field(default_factory=Children)
     learning: set[asyncio.Task[None]] = field(default_factory=set)
     """The tasks that ask for, or fetch, what others hold."""
     untold: dict[Part, list[bytes]] = field(default_factory=dict)
-    """The keys of what has been accepted since others were told last."""
+    """The keys of the entries accepted since the last news went out, by part."""
     telling: asyncio.TimerHandle | None = None
+    """The timer of the next news; None: the next accepted entry is sent at once."""
     learner: Learner = field(init=False)
     witnesses: Witnesses = field(init=False)
     """The witnesses of where the others are in the run."""
@@ -178,10 +182,11 @@ class Reconciler:
         return contributing, others
 
     async def compare(self, peer: PeerRecord, whole: bool = False) -> bool:
-        """Compare with one peer, and take from it what is lacking here. A peer that does not answer is lost.
+        """Compare with one peer, and begin to fetch the entries that it has and this peer has not. A peer that does not
+        answer is marked as lost.
 
-        `whole`: it is to name all that it holds, also what is here: as its word for it. Only then returns True,
-        and only if it named all that is here.
+        With `whole`, the peer names the keys of all entries that it holds, which counts as its word for each of them.
+        Returns whether it named every entry held here; always False without `whole`.
         """
         try:
             async with asyncio.timeout(COMPARISON_TIMEOUT_SECONDS), self.contacts.to(peer) as channel:
@@ -196,20 +201,19 @@ class Reconciler:
                         question, metadata=handshake(self.manifest), timeout=COMPARISON_TIMEOUT_SECONDS
                     )
             require_differences(answer, self.manifest)
-            statement = self.hear(answer.statement, peer.peer_id)
-            self.revoke(answer.revocations, statement.peer_id)
-            self.attested.hear(answer.attestation, statement.peer_id)
+            record = self.hear(answer.statement, peer.peer_id)
+            self.revoke(answer.revocations, record.peer_id)
+            self.attested.hear(answer.attestation, record.peer_id)
             if self.progress.hear_rewind(answer.rewind):
                 self.bans.emit(Warned(f"WARNING: {self.progress.rewind_words}"))
-            learning = self.start_learning(self.learner.learn(answer.parts, statement))
+            learning = self.start_learning(self.learner.learn(answer.parts, record))
             await asyncio.wait((learning,), timeout=COMPARISON_TIMEOUT_SECONDS)  # it goes on if it takes longer
             if not whole:
                 return False
-            sender, role, stage = statement.peer_id, statement.role, statement.stage
-            followed = [part for part in self.intake.ledgers if follows(role, stage, part, self.manifest)]
+            followed = [part for part in self.intake.ledgers if follows(record.role, record.stage, part, self.manifest)]
             for part in followed:
-                if self.attested.believes(sender, part):
-                    self.intake.note_spoken(part, sender, statement.round)
+                if self.attested.believes(record.peer_id, part):
+                    self.intake.note_spoken(part, record.peer_id, record.round)
             held_here = {(part, entry.key) for part in followed for entry in self.intake.ledgers[part].all_entries()}
             return held_here <= keys_of(answer.parts)
         except PeerError as error:
@@ -219,24 +223,28 @@ class Reconciler:
         return False
 
     def keep_promises(self) -> None:
-        """Spread after a start what this peer holds: it may have died before it had passed on what it has receipted."""
+        """Send news of all entries held here, after a start. A signed receipt promises that its entry is passed on, and
+        this peer may have died before it did so."""
         self._spread(entry for ledger in self.intake.ledgers.values() for entry in ledger.all_entries())
 
     def _spread(self, news: Iterable[Entry]) -> None:
-        """Tell others which entries are here now: at once, but any that come shortly after go with the next message."""
+        """Send a few followers the keys of newly accepted entries: at once if the last news is `TELL_SECONDS` old, else
+        with the next ones."""
         for entry in news:
             self.untold.setdefault(entry.name.part, []).append(entry.key)
         if self.telling is None:
             self._tell_on()
 
     def _tell_on(self) -> None:
-        told, self.untold = self.untold, {}
-        self.telling = asyncio.get_running_loop().call_later(TELL_SECONDS, self._tell_on) if told else None
-        heard: dict[PeerId, dict[Part, list[bytes]]] = {}
-        for part, keys in told.items():
+        """Send the keys in `untold` to a few followers of each part; look again after `TELL_SECONDS` if there were
+        any."""
+        news, self.untold = self.untold, {}
+        self.telling = asyncio.get_running_loop().call_later(TELL_SECONDS, self._tell_on) if news else None
+        keys_by_peer: dict[PeerId, dict[Part, list[bytes]]] = {}
+        for part, keys in news.items():
             for peer in favoured(*self._sorted(self.followers(part)), HEARERS, random):
-                heard.setdefault(peer.peer_id, {})[part] = keys
-        for peer_id, held in heard.items():
+                keys_by_peer.setdefault(peer.peer_id, {})[part] = keys
+        for peer_id, held in keys_by_peer.items():
             self.start(self._tell(self.discovery.records[peer_id], held=held))
 
     async def _tell(
@@ -256,7 +264,8 @@ class Reconciler:
             return  # comparing will find out
 
     async def hand_out(self) -> None:
-        """Tell others this peer's own contributions and its record, and wait until they have them: it leaves."""
+        """Send this peer's own contributions and its record to a few peers, and wait for them, before this peer
+        leaves."""
         me = self.discovery.record.peer_id
         entries = (entry for ledger in self.intake.ledgers.values() for entry in ledger.all_entries())
         own = [entry for entry in entries if entry.name.author == me]
@@ -272,7 +281,7 @@ class Reconciler:
         return task
 
     async def learnt(self) -> None:
-        """Wait until all that others told is here, or cannot be had: `compare` does not wait for what is on its way."""
+        """Wait until every entry that others have named is here or cannot be had; `compare` may return before."""
         while self.learning:
             await asyncio.wait(self.learning)
 
@@ -304,7 +313,7 @@ def summary_to_wire(mine: Summary) -> pb.PartSummary:
 
 
 def some_named(keys: Mapping[Part, Sequence[bytes]]) -> dict[Part, list[bytes]]:
-    """Select the keys that go into one message: all, or so many of each part drawn at random."""
+    """Select the keys that go into one message: all if they fit, else up to an equal number of each part, at random."""
     share = KEYS_NAMED if sum(map(len, keys.values())) <= KEYS_NAMED else KEYS_NAMED // len(keys)
     return {part: some(each, share, random) for part, each in keys.items()}
 

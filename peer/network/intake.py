@@ -250,6 +250,11 @@ class Intake:
         return receipt
 
     async def _check(self, blob: bytes, entry: Entry) -> None:
+        """Check the bytes of a contribution by `FollowedParts.check`, and remember invalid ones.
+
+        Raises:
+            InvalidContributionError: the bytes are not what the entry says, or are no valid contribution.
+        """
         try:
             await self.check(blob, entry)
         except FormatError as error:

@@ -112,7 +112,7 @@ class Learner:
         mute, taking, keys_left = self.intake.fetcher.wanted.mute, Taking(), keys
         try:
             while keys_left and (keys_asked := await self._places(peer.peer_id, keys_left, taking)):
-                shown = await self._shown(peer, part, keys_asked)
+                shown = await self._request(peer, part, keys_asked)
                 keys_left = keys_left[len(keys_asked) :]
                 taking |= self._begin(shown.values(), peer)
                 if missing := [key for key in keys_asked if key not in shown]:
@@ -138,11 +138,12 @@ class Learner:
         self.entries.take(peer, len(asked))
         return asked
 
-    async def _shown(self, peer: PeerRecord, part: Part, asked: list[bytes]) -> dict[bytes, pb.Entry]:
-        """Ask a peer to show the entries of these keys. What it shows has its places until it is taken.
+    async def _request(self, peer: PeerRecord, part: Part, asked: list[bytes]) -> dict[bytes, pb.Entry]:
+        """Ask a peer for the entries of these keys, of which it may have forgotten some. Each key holds one of the
+        peer's places in `entries`: those of the entries returned stay taken, the others are given back here.
 
         Raises:
-            PeerError: it shows something else, or nothing of what it has named.
+            PeerError: it sends other entries, or none of `LIE_KEYS` or more that it has named.
         """
         shown: dict[bytes, pb.Entry] = {}
         question = pb.Question(part=part, keys=[int.from_bytes(key, "big") for key in asked])

@@ -1,7 +1,7 @@
 """The grid: outer state and pseudo-gradients as integers in units of 2⁻²⁶.
 
 Integer sums have no order, so two peers with the same contributions hold the same bits on every CPU
-and GPU (design, section 3). The range of an int32 is ±32; leaving it is an error, never silent.
+and GPU (docs/design/outer-state.md). The range of an int32 is ±32; leaving it is an error, never silent.
 """
 
 import hashlib

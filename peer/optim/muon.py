@@ -107,8 +107,8 @@ class Muon(AdamW):
 def make_optimizer(
     parameters: list[nn.Parameter], tensors: Iterable[str], inner: Inner, basis_dk: Tensor | None = None
 ) -> AdamW:
-    """The optimizer that the manifest names, of these parameters, which are these tensors of the model. With `basis_dk`
-    Muon keeps what it adds to the matrices that write into the residual stream in Col(U)."""
+    """The optimizer that the manifest names. `tensors` are the names of the `parameters` in the model. With `basis_dk`
+    (U [d, k]), Muon moves the matrices that write into the residual stream within Col(U) alone."""
     if inner.optimizer == "adamw":
         return AdamW(parameters, inner)
     named = list(enumerate(zip(tensors, parameters, strict=True)))

@@ -1,4 +1,4 @@
-"""The outer step: SparseLoCo in exact integers (HET, equations 1 and 2; design, section 3).
+"""The outer optimizer: SparseLoCo in exact integers (HET, equations 1 and 2; docs/design/outer-state.md).
 
     Δ  = θ_start − θ_end
     e  ← β e + Δ

@@ -205,18 +205,17 @@ def after_leaving(folder: Path) -> Checkpoint:
 
 
 def leave_stage(folder: Path) -> None:
-    """Forget what a folder has of the stage that its peer has served, and others hold as well, but for the numbers of
-    `after_leaving`. Who is killed in between is a newcomer at its old stage, or at the new one.
+    """Delete the state of the stage that a peer has served from its folder, and keep the numbers of `after_leaving`. A
+    peer that is killed in the middle starts as a newcomer, at its old stage or at the new one.
 
     Raises:
-        ResourceError: it has what nobody else has, and forgets nothing; or the disk cannot be written.
+        ResourceError: the folder has something that nobody else has, and nothing was deleted; or the disk cannot be
+            written.
     """
     write_checkpoint(folder, after_leaving(folder), keep=1)
     (folder / SETTLED).unlink(missing_ok=True)
-    contributions = (
-        contribution for contribution in (folder / "contributions").glob("*") if contribution.name != "revocations"
-    )
-    for path in (folder / "snapshots", *contributions):
+    stored = [path for path in (folder / "contributions").glob("*") if path.name != "revocations"]
+    for path in (folder / "snapshots", *stored):
         shutil.rmtree(path, ignore_errors=True)
 
 

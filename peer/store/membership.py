@@ -166,7 +166,9 @@ def recall(folder: Path, ticket: Ticket, identity: Identity, role: Role, stage: 
 
 
 def kept_credentials(folder: Path, ticket: Ticket, identity: Identity) -> Credentials | None:
-    """The certificate of this peer that `folder` has, by the ticket's authority, if it has one. It may have ended."""
+    """The credentials that `folder` keeps: this peer's private key, its certificate, and the run's root certificate.
+    None unless the certificate is for this peer's key, and the root for the key in the ticket. The certificate may have
+    expired."""
     membership = read_membership(folder)
     chain, root = membership.certificate.encode(), membership.authority.encode()
     try:

@@ -13,6 +13,7 @@ from protocol.errors import HetpeerError
 from protocol.identity import Part
 from protocol.outer.window import SKEW
 from protocol.patience import NO_TAKER_SECONDS, NODE_TIMEOUT_SECONDS, STEADY_SECONDS, TAKER_SECONDS
+from protocol.trust.records import holds_newest
 from protocol.wording import parts_named
 
 ALONE_POLL_SECONDS = 5.0
@@ -20,7 +21,8 @@ ALONE_POLL_SECONDS = 5.0
 
 
 def held_alone(outer: OuterLoop) -> list[Part]:
-    """The parts whose newest state nobody else here holds; none, while this peer has not learnt anything."""
+    """The parts whose newest state this peer holds and no other peer here does. None before the first contribution:
+    the state before round 1 is in the run's files."""
     if outer.clock == 1 and not outer.contributed:
         return []
     least = outer.clock - 1 - SKEW
@@ -28,22 +30,24 @@ def held_alone(outer: OuterLoop) -> list[Part]:
 
 
 async def keep_telling(outer: OuterLoop) -> None:
-    """Tell the owner when this peer becomes, or is no longer, the only holder of a part, for as long as it lives."""
-    told, since = "", monotonic()
+    """Emit an event when this peer becomes the only holder of a part, or stops to be, and that has lasted
+    `STEADY_SECONDS`. Runs until it is cancelled."""
+    emitted, unchanged_until = "", monotonic()
     while True:
         await asyncio.sleep(ALONE_POLL_SECONDS)
-        alone = "" if outer.over or outer.discovery.record.phase else parts_named(held_alone(outer))
-        if alone == told:
-            since = monotonic()
-        elif monotonic() - since >= STEADY_SECONDS:
-            told, since = alone, monotonic()
-            outer.emit(OnlyHolder(told))
+        is_holder = not outer.over and holds_newest(outer.discovery.record)
+        alone = parts_named(held_alone(outer)) if is_holder else ""
+        if alone == emitted:
+            unchanged_until = monotonic()
+        elif monotonic() - unchanged_until >= STEADY_SECONDS:
+            emitted, unchanged_until = alone, monotonic()
+            outer.emit(OnlyHolder(emitted))
 
 
 async def hand_over_state(node: Node, outer: OuterLoop) -> None:
-    """Wait, before this peer leaves, until somebody else holds what it alone holds here: for a bounded time, or until
-    its owner insists."""
-    if outer.over or outer.discovery.record.phase or not held_alone(outer):
+    """Wait, before this peer leaves, until another holds each state that only this peer holds: for `TAKER_SECONDS` if
+    somebody can take them, for `NO_TAKER_SECONDS` if not, and no longer once its owner insists (Ctrl-C again)."""
+    if outer.over or not holds_newest(outer.discovery.record) or not held_alone(outer):
         return
     most_seconds = TAKER_SECONDS if await _has_taker(node, outer) else NO_TAKER_SECONDS
     ends = monotonic() + most_seconds

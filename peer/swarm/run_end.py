@@ -175,8 +175,10 @@ def _somebody_has_ended(outer: OuterLoop) -> bool:
 
 
 async def take_last_state(outer: OuterLoop, holds: bool = False) -> None:
-    """The run has ended without this peer: take the last state from whoever holds it, and wait for nobody; or, where
-    this peer is there to hold it (`holds`), for somebody who does. Those who still settle it are followed in that."""
+    """Fetch the last state of a run that has ended without this peer, from any holder that is there within
+    `LAST_STATE_SECONDS`; with `holds`, where this peer is meant to hold that state, wait for a holder without a limit.
+    Then, while peers still take contributions into that state, take them as well, for `_farewell_seconds` at most, and
+    settle."""
     most_seconds = None if holds else LAST_STATE_SECONDS
     ends = math.inf if most_seconds is None else monotonic() + most_seconds
     while not (outer.finished or outer.leaving) and monotonic() < ends:

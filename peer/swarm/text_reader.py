@@ -43,7 +43,7 @@ class TextSources:
     private_mirrors: bool = False
     """Whether mirrors may be in this machine's own network."""
     other_doors: Callable[[str], Sequence[str]] = lambda address: ()
-    """A function that is given an address of the node, and names others at which it may be."""
+    """A function from an address of the node to the other addresses at which it may answer."""
 
 
 class Reader(Protocol):
@@ -122,13 +122,15 @@ class BlockReader:
 
     async def held_out(self) -> Batch:
         stream = self.dataset.held_out
-        numbers = _tokens(stream, {}).needed(held_out_positions(_tokens(stream, {}), self.manifest))
-        return held_out_batch(_tokens(stream, await self.store.take(numbers)), self.manifest)
+        layout = _tokens(stream, {})  # no block is read to know which are needed
+        block_numbers = layout.needed(held_out_positions(layout, self.manifest))
+        return held_out_batch(_tokens(stream, await self.store.take(block_numbers)), self.manifest)
 
 
 def is_nodes_own(ip: Ip, node: Reachable | None) -> bool:
-    """Whether an address is the one at which the operator's node has shown its key: what is there, it can reach itself.
-    A name is not enough: who chose it may have it stand for another address tomorrow."""
+    """Whether `ip` is the address at which the operator's node has shown its key. A mirror may be there even in a
+    private network, as the operator could reach that machine anyway. A host name is not enough: its owner may point it
+    at another address later."""
     if node is None:
         return False
     host, _ = split_address(node.address)
@@ -143,13 +145,14 @@ def _tokens(stream: BlockStream, blocks: dict[int, Tokens]) -> BlockedTokens:
 async def block_reader(
     sources: TextSources, manifest: Manifest, directory: Path, torch_thread: TorchThread, emit: Listener
 ) -> AsyncIterator[BlockReader]:
-    """A reader of the prepared text that the files in a peer's `directory` name; fetching ends with the block.
+    """A reader of the prepared text that the files in a peer's `directory` name. Fetching stops when the `async with`
+    ends.
 
     Raises:
         FormatError: it is not for this run.
         ResourceError: the cache cannot be made.
     """
-    from peer.network.mirrors import BlockSource, HttpMirror, Mirrors, NodeMirror  # httpcore2 is for this alone
+    from peer.network.mirrors import BlockSource, HttpMirror, Mirrors, NodeMirror  # late: they import httpcore2
     from peer.network.web import Client
 
     dataset = await asyncio.to_thread(open_folder, directory)
@@ -164,7 +167,7 @@ async def block_reader(
 
     async with await asyncio.to_thread(Client, allowed) as client:
 
-        async def known() -> Sequence[BlockSource]:
+        async def current_sources() -> Sequence[BlockSource]:
             urls = (*await asyncio.to_thread(mirrors_of, directory), *dataset.manifest.mirrors)
             block_sources: list[BlockSource] = [
                 HttpMirror(url, client, sources.bandwidth) for url in dict.fromkeys(urls)
@@ -174,7 +177,7 @@ async def block_reader(
                 block_sources.append(NodeMirror(node, manifest, sources.credentials, sources.bandwidth, others=others))
             return block_sources
 
-        store = BlockStore(dataset, sources.folder, cache, Mirrors(known, emit).fetch, emit)
+        store = BlockStore(dataset, sources.folder, cache, Mirrors(current_sources, emit).fetch, emit)
         try:
             yield BlockReader(manifest, dataset, store, torch_thread)
         finally:

@@ -1,5 +1,5 @@
-"""A wait of a peer as a value: for which kind of peers, how many there are, how many are needed, and what ends it.
-Pure."""
+"""The waits of a peer as values (`Waiting`), one function for each occasion: what is missing, how much of it is here,
+how much is needed, and what ends the wait. The words are for the peer's owner. Pure."""
 
 from collections.abc import Collection, Iterable
 
@@ -18,9 +18,8 @@ MOST_NAMED = 8
 
 
 def for_the_beginning(peers: Peers, manifest: Manifest) -> Waiting:
-    """The wait of a peer that is ready, until all replicas of the manifest have formed, or one has been there for as
-    long as the run gathers. Names those that are missing: "1 datacenter (0 of 1) and 1 volunteer of stage 1 (1 of
-    2)"."""
+    """The wait of a peer for the run to begin: until all replicas of the manifest have formed, or `run.gather` seconds
+    after the first has. Names what is missing: "1 datacenter (0 of 1) and 1 volunteer of stage 1 (1 of 2)"."""
     planned, counts = manifest.replicas, _volunteers(peers, manifest)
     datacenters = sum(peer.role == "datacenter" for peer in peers)
     lacks = [
@@ -91,8 +90,9 @@ def for_contributions(
     most_seconds: float | None,
     brief: bool,
 ) -> Waiting:
-    """The wait of a peer that has done its part of a round, or follows it, for the contributions that are `missing` of
-    those `awaited`, and for `least` at least. `brief`: no log keeps it yet."""
+    """The wait for contributions to a round, of a peer that has made its own or only follows the round. `awaited` are
+    their authors, `missing` those whose contribution is not here, and `least` is how many the round needs. `brief`: the
+    wait is an ordinary one so far, which no log keeps."""
     of = f", of {_names(missing)}" if missing else ", of peers that are not here yet" if len(awaited) < least else ""
     ends = "they come, or the round's deadline passes" if most_seconds is not None else "half of them are here"
     ends = ends if awaited else "somebody trains"
@@ -101,15 +101,15 @@ def for_contributions(
 
 
 def for_a_lost_state(peers: Peers, manifest: Manifest) -> Waiting | None:
-    """The wait of all peers for the state of a stage that a volunteer serves who came too late for it, while nobody who
-    is here holds it; None: every stage that somebody serves is held by somebody."""
+    """The wait of all peers for the newest state of stages whose volunteers lack it while no peer here holds it; None:
+    there is no such stage."""
     last, stages = lost_states(peers, manifest.replicas.stages)
     return Waiting(state_after(last, parts_named(map(stage_part, stages))), LOST, 0, len(stages)) if stages else None
 
 
 def for_the_newest_state(view: RunView) -> Waiting:
-    """The wait of a peer whose own state is older than the run's newest: for those who are here to give that, or for
-    one to bring it back."""
+    """The wait of a peer with an old state for the run's newest: for peers here to send it, or, if none of them holds
+    it, for one that brings it back."""
     missing = lacking_parts(view)
     if missing:
         return Waiting(state_after(view.run, parts_named(missing)), LOST, 0, len(missing))
@@ -152,13 +152,13 @@ def for_those_who_end(peers: Peers, most_seconds: float) -> Waiting:
 
 
 def for_word(peers: Peers) -> Waiting:
-    """The wait of a peer that begins, until others have said how far the run is: who does not answer is given time."""
+    """The wait of a peer that starts for others to say which round the run is at; silent peers are asked again."""
     names = _names(peer.peer_id for peer in peers)
     return Waiting(f"others to say how far the run is: {names}", "they answer, or have been asked often enough")
 
 
 def for_hearers(peers: Peers, most_seconds: float) -> Waiting:
-    """The wait of a peer that leaves, until others have what it has made: who does not answer is given time."""
+    """The wait of a peer that leaves for others to take its own contributions, for at most `most_seconds`."""
     names = _names(peer.peer_id for peer in peers)
     return Waiting(f"others to take what this peer has made: {names}", "they have it", most_seconds=most_seconds)
 
@@ -197,17 +197,17 @@ def _lack(planned: int, there: int, what: str, where: str = "") -> str:
 
 
 def _for_stages(peers: Peers, manifest: Manifest, missing: Collection[int], round: int) -> Waiting:
-    """The wait of a group at a `round`, or of those who could be in one, for a volunteer of each of the `missing`
-    stages."""
+    """The wait for a volunteer of each `missing` stage, by a group at a `round` or by volunteers that could form
+    one."""
     counts, stages = _volunteers(peers, manifest), manifest.replicas.stages
-    named = []
+    needs = []
     for stage in sorted(missing):
-        able = free_volunteers(peers, stage)
-        behind = sum(peer.round + SKEW < round for peer in able)
-        far = f", {behind} of them rounds behind" if behind else ""
-        whom = f"a free volunteer of stage {stage} ({counts[stage]} there, {len(able)} free{far})"
-        named.append(f"an answer of {whom}" if able else whom)
-    return Waiting(" and ".join(named), "a group needs one of each stage", stages - len(missing), stages)
+        free = free_volunteers(peers, stage)
+        lagging = sum(peer.round + SKEW < round for peer in free)
+        of_them = f", {lagging} of them rounds behind" if lagging else ""
+        volunteer = f"a free volunteer of stage {stage} ({counts[stage]} there, {len(free)} free{of_them})"
+        needs.append(f"an answer of {volunteer}" if free else volunteer)
+    return Waiting(" and ".join(needs), "a group needs one of each stage", stages - len(missing), stages)
 
 
 def surplus_of(stage: int, short: int) -> str:
@@ -216,8 +216,9 @@ def surplus_of(stage: int, short: int) -> str:
 
 
 def _as_spare(peers: Peers, me: PeerRecord, manifest: Manifest, begun: bool) -> Waiting | None:
-    """The wait of a volunteer without a group, `me`, if others of its stage have all the seats that there can be, or
-    the run has `begun` and another stage is so short of volunteers that there is none; None: neither is so."""
+    """The wait of a volunteer without a group, `me`, as a spare; None: it is none. It is a spare if other volunteers
+    have all seats of its stage, or if the run has `begun` and another stage is short of volunteers. There are as many
+    seats as groups can form: the scarcest other stage bounds them."""
     counts, groups = _volunteers(peers, manifest), manifest.replicas.groups
     others = {stage: count for stage, count in counts.items() if stage != me.stage}
     scarce = min(others, key=lambda stage: others[stage]) if others else me.stage
@@ -227,7 +228,8 @@ def _as_spare(peers: Peers, me: PeerRecord, manifest: Manifest, begun: bool) -> 
         for peer in peers
     )
     short = stage_in_need(peers, me, manifest.replicas.stages)
-    if (not seats or seated < seats) and not (begun and short is not None):
+    all_seats_taken, other_stage_is_short = 0 < seats <= seated, begun and short is not None
+    if not (all_seats_taken or other_stage_is_short):
         return None
     needed = min(groups, counts[me.stage])
     if short is not None:

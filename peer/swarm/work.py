@@ -170,13 +170,14 @@ async def _replica(node: Node, split: Split) -> AsyncIterator[Replica]:
 
 
 async def _all_there(outer: OuterLoop, replica: object, ends: Callable[[], object]) -> bool:
-    """Wait until all machines of a replica are there, and say which is missing; False: it `ends` before."""
-    said = ""
+    """Wait until all machines of a replica are there, and say which are missing. Returns False if `ends` came true
+    first. A replica on one machine has all of them."""
+    reported = ""
     while isinstance(replica, ShardedReplica) and (missing := replica.missing()):
         if ends():
             return False
-        if missing != said:
-            said = missing
+        if missing != reported:
+            reported = missing
             outer.emit(Progress(missing))
         await outer.discovery.news.wait(1.0)
     return True
@@ -273,8 +274,12 @@ async def _evaluator(place: Workplace, reader: Reader, replica: Replica | None) 
 
 
 async def _evaluate(outer: OuterLoop, evaluator: Evaluates | None, round: int) -> None:
-    while evaluator is not None:
-        replica = evaluator.replica if isinstance(evaluator, ShardedEvaluator) else None
+    """Emit the held-out loss of θ after `round`; without an evaluator do nothing. If a machine of the replica is lost
+    meanwhile, wait for it, up to `MISSING_SECONDS`, and evaluate again."""
+    if evaluator is None:
+        return
+    replica = evaluator.replica if isinstance(evaluator, ShardedEvaluator) else None
+    while True:
         until = monotonic() + MISSING_SECONDS
         if not await _all_there(outer, replica, partial(_gives_up, outer, until)):
             outer.emit(Progress(f"round {round} is not evaluated: a machine is missing"))

@@ -163,7 +163,8 @@ class Evaluated(EventBase):
 
 @dataclass(frozen=True, slots=True)
 class GroupBroken(EventBase):
-    """A member of this peer's group is gone. The inner step in flight, `step` of `round`, is rolled back."""
+    """A member of this peer's group, often a neighbour, has died or left. The inner step in flight, `step` of `round`,
+    is rolled back."""
 
     replica: str
     round: int

@@ -1,8 +1,9 @@
-"""The messages between the stages of a replica group between inner steps, checked once at the edge: who is seated, and
-which round comes next.
+"""The messages by which the stages of a replica group agree on their seats and on the next round, checked once at the
+edge.
 
-The first stage offers a round, each stage that holds what it needs passes the offer on, and the answer comes back from
-the last stage, or from the first that cannot follow; then the first stage has all of them start.
+The first stage offers a round. Each stage that holds the round's state and token embedding passes the offer downstream.
+The answer comes back from the last stage, or from the first one that cannot take the offer; then the first stage sends
+the start. "Behind" a stage is downstream of it, "before" it upstream.
 """
 
 import math
@@ -27,33 +28,34 @@ class OfferFrame:
 
     round: int
     step: int
-    """Inner steps of the round that the first stage has behind it."""
+    """The number of inner steps of the round that the first stage has taken."""
     members: tuple[PeerId, ...]
     """The group, by stage."""
     attempt: int
-    """Counts how often the first stage has formed a group."""
+    """The number of groups that the first stage has formed, this one included."""
     slot: int
+    """The slot of the group's replica, which decides what text it reads."""
     embedding_digest: str
     """The digest of the token embedding that all stages must hold; empty if they need none."""
     compression: int
     """d / k of the frames."""
     goal: int
-    """Inner steps that the group means to take in the round."""
+    """The number of inner steps that the group means to take in the round."""
     patience: float
-    """Seconds after which an inner step is too long."""
+    """The longest inner step of the group, in seconds (`StepPace.bound` of its first stage)."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerFrame:
-    """The answer of a stage and those behind it to an offered round: all that was offered, or another round or token
-    embedding."""
+    """The answer to an offer, of a stage for itself and all stages behind it: the offered round and token embedding; or
+    the ones that they hold instead, which declines the offer."""
 
     round: int
     step: int = 0
-    """Inner steps of it that whoever is furthest has behind it."""
+    """The number of inner steps of the round that the furthest of them has taken."""
     embedding_digest: str = ""
     group_digest: str = ""
-    """Over the outer state from which they begin it (`protocol.codec.spot_check.group_digest`)."""
+    """The digest of the outer state from which they begin the round (`protocol.codec.spot_check.group_digest`)."""
 
     def holds(self, offer: OfferFrame) -> bool:
         """Whether the stage and all behind it hold what was offered."""
@@ -66,7 +68,8 @@ def pack_seats(members: Sequence[PeerId]) -> pb.Frame:
 
 
 def unpack_seats(message: pb.Frame, first: PeerId, stages: int) -> tuple[PeerId, ...]:
-    """Check who is seated behind a stage: `first`, who says so, and others, at most one for each of so many `stages`.
+    """Check a list of the peers seated behind a stage: its sender, `first`, then the peers behind that one. They are
+    different peers, and at most as many as there are `stages`.
 
     Raises:
         FormatError: it is no such list.
@@ -80,17 +83,26 @@ def unpack_seats(message: pb.Frame, first: PeerId, stages: int) -> tuple[PeerId,
 
 def pack_offer(offer: OfferFrame) -> pb.Frame:
     """The message that offers a round to the stage behind."""
-    told = pb.RoundOffer(round=offer.round, step=offer.step, members=offer.members, attempt=offer.attempt)
-    told.slot, told.embedding_digest, told.compression = offer.slot, offer.embedding_digest, offer.compression
-    told.goal, told.patience = offer.goal, offer.patience
-    return pb.Frame(offer=told)
+    return pb.Frame(
+        offer=pb.RoundOffer(
+            round=offer.round,
+            step=offer.step,
+            members=offer.members,
+            attempt=offer.attempt,
+            slot=offer.slot,
+            embedding_digest=offer.embedding_digest,
+            compression=offer.compression,
+            goal=offer.goal,
+            patience=offer.patience,
+        )
+    )
 
 
 def unpack_offer(message: pb.Frame, manifest: Manifest, stage: int, me: PeerId, before: PeerId) -> OfferFrame:
-    """Check a round that is offered to `me`, at a stage behind that of the peer `before`.
+    """Check an offer that the peer `before` sent to this peer, `me`, which serves `stage`.
 
     Raises:
-        FormatError: it is none of this run, or of another group.
+        FormatError: a field is outside this run's bounds, or the group does not seat these two peers side by side.
     """
     require_kind(message, "offer")
     offer, inner = message.offer, manifest.inner
@@ -107,8 +119,17 @@ def unpack_offer(message: pb.Frame, manifest: Manifest, stage: int, me: PeerId, 
         raise FormatError(f"{offer.goal} inner steps in a round")
     if not 0.0 <= offer.patience < math.inf:
         raise FormatError("a patience of no time there is")
-    where = offer.attempt, offer.slot, check_digest(offer.embedding_digest)
-    return OfferFrame(offer.round, offer.step, members, *where, offer.compression, offer.goal, offer.patience)
+    return OfferFrame(
+        round=offer.round,
+        step=offer.step,
+        members=members,
+        attempt=offer.attempt,
+        slot=offer.slot,
+        embedding_digest=check_digest(offer.embedding_digest),
+        compression=offer.compression,
+        goal=offer.goal,
+        patience=offer.patience,
+    )
 
 
 def pack_answer(answer: AnswerFrame) -> pb.Frame:
@@ -136,15 +157,16 @@ def unpack_answer(message: pb.Frame, manifest: Manifest) -> AnswerFrame:
 
 
 def pack_start(step: int, group_digest: str) -> pb.Frame:
-    """The message that has the stage behind start at an inner step (from 0); `group_digest` is of all stages."""
+    """The message that has the stage behind start at inner step `step` (from 0). `group_digest`: over all stages."""
     return pb.Frame(start=pb.RoundStart(step=step, group_digest=group_digest))
 
 
 def unpack_start(message: pb.Frame, least: int, goal: int) -> tuple[int, str]:
-    """Check the step to start at, of which `least` are behind this stage and those after it; and the group digest.
+    """Check a start, and return its inner step (from 0) and the group digest. `least`: the number of steps that this
+    stage, or one behind it, has taken already.
 
     Raises:
-        FormatError: it is no start, or at a step that is behind them already, or beyond the `goal`, or has no digest.
+        FormatError: it is no start, its step is taken already or is beyond the `goal`, or its digest is malformed.
     """
     require_kind(message, "start")
     if not least <= message.start.step <= max(least, goal):
@@ -159,15 +181,15 @@ def require_kind(message: pb.Frame, kind: str) -> None:
 
 
 def _are_peers(members: Sequence[PeerId]) -> bool:
-    """Whether these are the ids of as many different peers."""
+    """Whether these are valid peer ids, and no two are the same."""
     return len({*members}) == len(members) and all(0 < len(each) <= MOST_LETTERS for each in members)
 
 
 def check_digest(told: str) -> str:
-    """Return a digest that a peer tells, which may be empty.
+    """Check and return a SHA-256 that a peer sent, in lower-case hexadecimal, or an empty string.
 
     Raises:
-        FormatError: it is neither empty nor one.
+        FormatError: it is neither.
     """
     if told and (len(told) != DIGEST_LETTERS or any(letter not in "0123456789abcdef" for letter in told)):
         raise FormatError("a digest that is none")

@@ -106,7 +106,7 @@ class Patience:
         return self.waited + (now - self.since if self.since is not None else 0.0)
 
     async def wait_for(self, call: Any) -> Any:
-        """Wait for the next chunk of a call, or its end.
+        """Wait for the next chunk of a call, or its end: for `STALL_SECONDS` at most, less what the source is behind.
 
         Raises:
             UnreachableError: the source is too slow.

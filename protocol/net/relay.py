@@ -82,7 +82,7 @@ class Relay:
     greeting: Counter[PeerId] = field(default_factory=Counter)
     """The number of greetings of each peer that are awaited."""
     welcome: OrderedDict[PeerId, None] = field(default_factory=OrderedDict)
-    """The peers that have shown a card that holds."""
+    """The peers that have shown a valid card; strangers are allowed fewer greetings."""
     opened: dict[Stream, PeerId] = field(default_factory=dict)
     """The streams that are carried, and the peer that has opened each."""
 
@@ -103,7 +103,7 @@ class Relay:
             if not self.greeting[peer]:
                 del self.greeting[peer]
         try:
-            word, other = self._read(peer, greeting)
+            word, other = self._admit(peer, greeting)
             if word == "hold":
                 await self._hold(peer, stream)
             else:
@@ -111,11 +111,12 @@ class Relay:
         except HetpeerError as error:
             await stream.say(str(error).encode()[:200])
 
-    def _read(self, peer: PeerId, greeting: bytes) -> tuple[Word, PeerId]:
-        """Read what a member of the run asks for: the word, and the other peer.
+    def _admit(self, peer: PeerId, greeting: bytes) -> tuple[Word, PeerId]:
+        """Check the card in a peer's greeting, and let the peer greet as a member from now on (`welcome`). Returns what
+        it asks for: the word, and the other peer.
 
         Raises:
-            FormatError, RefusedError: it is none, or asks for nothing that there is.
+            FormatError, RefusedError: the greeting is malformed, its card is not valid, or there is an objection to it.
         """
         try:
             fields = msgpack.unpackb(greeting, max_array_len=3)

@@ -83,8 +83,9 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """The folder of a checkpoint whose config and list of tensors have been checked. `model.context` is the longest it
-    was made for. `cut` has the layers of each stage of the run that it comes from; none: it is not known."""
+    """The folder of a checkpoint whose config and list of tensors have been checked. `model.context` is the longest
+    context that it was trained for. `tied`: the head is the embedding, and has no tensor of its own. `cut` has the
+    number of layers of each stage of the run that it comes from; empty: it is not known."""
 
     folder: Path
     model: Model
@@ -253,8 +254,8 @@ def tensors_in(path: Path) -> dict[str, Stored]:
         raise UserError(f"{path} is no safetensors file: {message}"[:MOST_QUOTED_CHARACTERS]) from None
     header.pop("__metadata__", None)
     return {
-        name: Stored(path, message["dtype"], tuple(message["shape"]), 8 + length + message["data_offsets"][0])
-        for name, message in header.items()
+        name: Stored(path, entry["dtype"], tuple(entry["shape"]), 8 + length + entry["data_offsets"][0])
+        for name, entry in header.items()
     }
 
 
@@ -278,7 +279,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_tokenizer(path: Path, vocabulary: int) -> Tokenizer:
-    """Read a tokenizer whose tokens are all below `vocabulary`; it neither cuts texts off nor fills them up.
+    """Read a tokenizer whose token ids are all below `vocabulary`, with truncation and padding turned off.
 
     Raises:
         ResourceError: there is none, it cannot be read, is larger than one of this vocabulary, or has tokens beyond it.
@@ -291,7 +292,7 @@ def read_tokenizer(path: Path, vocabulary: int) -> Tokenizer:
         raise ResourceError(f"cannot read the tokenizer {path}: {error.strerror}") from None
     if len(data) > most:
         raise ResourceError(f"{path} has more than {most} bytes, too many for a vocabulary of {vocabulary}")
-    with _told(f"{path} is no tokenizer"):
+    with _as_resource_error(f"{path} is no tokenizer"):
         tokenizer = Tokenizer.from_str(data.decode())
     last = max(tokenizer.get_vocab().values(), default=0)
     if last >= vocabulary:
@@ -302,23 +303,24 @@ def read_tokenizer(path: Path, vocabulary: int) -> Tokenizer:
 
 
 def encode_text(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The tokens of a text, with those that the tokenizer puts around each.
+    """The token ids of a text, with the special tokens that the tokenizer adds.
 
     Raises:
         ResourceError: the tokenizer cannot take it, as one whose regular expression explodes.
     """
-    with _told("the tokenizer cannot take this text"):
+    with _as_resource_error("the tokenizer cannot take this text"):
         ids: list[int] = tokenizer.encode(text).ids
         return ids
 
 
 @contextmanager
-def _told(what: str) -> Iterator[None]:
-    """Raise as ours what the library raises: Exception, and where Rust panics something that is none."""
+def _as_resource_error(failure: str) -> Iterator[None]:
+    """Turn what the `tokenizers` library raises into a ResourceError that begins with `failure`. A panic in its Rust is
+    a BaseException, and no Exception."""
     try:
         yield
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError | GeneratorExit):
             raise
-        said = " ".join(str(error).split())  # it may quote the file
-        raise ResourceError(f"{what}: {said}"[:MOST_QUOTED_CHARACTERS]) from None
+        reason = " ".join(str(error).split())  # it may quote the file
+        raise ResourceError(f"{failure}: {reason}"[:MOST_QUOTED_CHARACTERS]) from None

@@ -178,7 +178,8 @@ def file_names(manifest: Manifest, prepared: bool = False) -> list[str]:
 
 
 def files_needed(descriptor: Descriptor, stage: int | None) -> list[str]:
-    """The names of the files that a volunteer of a stage fetches, sorted; for None, a datacenter's whole model, of all.
+    """The names of the files that a newcomer downloads, sorted: those of a volunteer's stage; for None, a datacenter's
+    whole model, all.
 
     Stage 0 alone reads training data, since token ids travel with the microbatch.
     """

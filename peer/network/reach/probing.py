@@ -120,33 +120,36 @@ async def _ask(door: run_pb2_grpc.RunStub, sent: int, wanted: int) -> pb.Measure
 
 
 async def _fill(door: run_pb2_grpc.RunStub, trip: float, upwards: bool) -> float:
-    """Measure the bits a second that a link carries in one direction, while so many pieces are under way that it is
-    full."""
+    """Measure the rate of a link in one direction, in bits a second. One small piece shows how large the others must be
+    to take `PIECE_SECONDS` each; then `AT_ONCE` of these at a time keep the link full. `trip`: seconds of a round
+    trip."""
     arrivals: list[float] = []
 
-    async def carry(count: int) -> None:
-        await _ask(door, *((count, 0) if upwards else (0, count)))
+    async def transfer(count: int) -> None:
+        sent, wanted = (count, 0) if upwards else (0, count)
+        await _ask(door, sent, wanted)
         arrivals.append(time.perf_counter())
 
     started = time.perf_counter()
-    await carry(PROBE_WARMUP_BYTES)
-    duration = max(arrivals.pop() - started - trip, 1e-4)
-    piece = int(min(CHUNK_BYTES, max(PROBE_WARMUP_BYTES, PROBE_WARMUP_BYTES / duration * PIECE_SECONDS)))
+    await transfer(PROBE_WARMUP_BYTES)
+    warmup_seconds = max(arrivals.pop() - started - trip, 1e-4)
+    piece = int(min(CHUNK_BYTES, max(PROBE_WARMUP_BYTES, PROBE_WARMUP_BYTES / warmup_seconds * PIECE_SECONDS)))
     started, pieces_left = time.perf_counter(), PROBE_PIECES
 
-    async def carry_on() -> None:
+    async def transfer_pieces() -> None:
         nonlocal pieces_left
         while pieces_left and time.perf_counter() - started < FILLING_SECONDS:
             pieces_left -= 1
-            await carry(piece)
+            await transfer(piece)
 
-    await asyncio.gather(*(carry_on() for _ in range(AT_ONCE)))
+    await asyncio.gather(*(transfer_pieces() for _ in range(AT_ONCE)))
     return rate_of(started, arrivals, piece)
 
 
 def rate_of(begun: float, came: Sequence[float], piece: int) -> float:
-    """Bits a second, from when the pieces were through: without the first of them, in which a connection finds out what
-    the link carries."""
+    """The rate in bits a second, by the times at which pieces of `piece` bytes were through. The first `AT_ONCE`
+    pieces, or half of them if there are few, are left out, as the connection is still finding its window. One piece
+    alone counts from `begun`."""
     since = sorted(came)[min(AT_ONCE, len(came) // 2) - 1 :] if len(came) > 1 else [begun, *came]
     return 8.0 * piece * (len(since) - 1) / max(since[-1] - since[0], 1e-6)
 

@@ -190,11 +190,11 @@ class StepInHand:
 
     async def take(self) -> StepTaken:
         """All microbatches forward and back, and the optimizer's step."""
-        stage_round, inner = self.here, self.manifest.inner
+        pipeline, inner = self.here, self.manifest.inner
         sums: SumsFrame | None = None
         end: EndFrame | None = None
-        if self.source is not None and stage_round.batch is None:
-            stage_round.batch = await self.source.batch(0)
+        if self.source is not None and pipeline.batch is None:
+            pipeline.batch = await self.source.batch(0)
         started, seconds = monotonic(), 0.0
         while sums is None or not self.todo.done:
             if sums is None and self.todo.summed:
@@ -208,10 +208,10 @@ class StepInHand:
             end = await self._end(1.0 if inner.overlap else clip_factor(sums.squared_norms, inner.clip))
         factor = end.clip_factor
         if inner.overlap:
-            stage, stages = stage_round.trainer.index, self.manifest.replicas.stages
+            stage, stages = pipeline.trainer.index, self.manifest.replicas.stages
             factor = stage_clip_factor(stage, sums.squared_norms[0], end.before, stages, inner.clip)
-        run_position = place_in_run(self.manifest, self.round, self.step, stage_round.goal or inner.steps)
-        await stage_round.torch_thread.run(stage_round.trainer.update, factor, run_position)
+        run_position = place_in_run(self.manifest, self.round, self.step, pipeline.goal or inner.steps)
+        await pipeline.torch_thread.run(pipeline.trainer.update, factor, run_position)
         return StepTaken(sums, seconds, end.last)
 
     def stop(self) -> None:
@@ -228,16 +228,16 @@ class StepInHand:
 
     async def _sum_up(self) -> SumsFrame:
         """The gradients are in: tell the stage before, once the stages behind have told of theirs."""
-        stage_round, numbers = self.here, map(self.number, range(self.todo.microbatches))
-        passes = max(median([stage_round.seconds.pop(number) for number in numbers]), SHORTEST_SECONDS)
-        squared_norm = await stage_round.torch_thread.run(stage_round.trainer.squared_norm)
+        pipeline, numbers = self.here, map(self.number, range(self.todo.microbatches))
+        passes = max(median([pipeline.seconds.pop(number) for number in numbers]), SHORTEST_SECONDS)
+        squared_norm = await pipeline.torch_thread.run(pipeline.trainer.squared_norm)
         if self.behind is None:
             sums = SumsFrame((squared_norm,), (passes,), sum(self.losses) / len(self.losses))
         else:
             behind: SumsFrame = await self._next_of(self.behind)
             sums = SumsFrame((squared_norm, *behind.squared_norms), (passes, *behind.passes), behind.loss)
-        if stage_round.upstream is not None:
-            stage_round.upstream.send(pack_sums(self.round, self.step, sums))
+        if pipeline.upstream is not None:
+            pipeline.upstream.send(pack_sums(self.round, self.step, sums))
         return sums
 
     async def _end(self, factor: float) -> EndFrame:
@@ -270,16 +270,18 @@ class StepInHand:
 
     @contextmanager
     def _waiting_for(self, link: Link | None) -> Iterator[None]:
-        here, begun = self.here, monotonic()
-        here.waiting = link
+        """Name `link` in `PipelineStage.waiting` while the block runs, and add its seconds to `waited_before`, if it is
+        the link upstream, or to `waited_behind`."""
+        pipeline, started = self.here, monotonic()
+        pipeline.waiting = link
         try:
             yield
         finally:
-            here.waiting = None
-            if link is here.upstream:
-                here.waited_before += monotonic() - begun
+            pipeline.waiting = None
+            if link is pipeline.upstream:
+                pipeline.waited_before += monotonic() - started
             else:
-                here.waited_behind += monotonic() - begun
+                pipeline.waited_behind += monotonic() - started
 
     # Passes
 
@@ -300,27 +302,27 @@ class StepInHand:
 
     async def _forward(self, microbatch: int) -> None:
         """One forward pass, whose outcome is sent on; at the last stage it is the loss."""
-        stage_round, position = self.here, self._place(microbatch)
+        pipeline, position = self.here, self._place(microbatch)
         if self.before is None:
-            batch = stage_round.batch if position.step == self.step else self.next_batch
+            batch = pipeline.batch if position.step == self.step else self.next_batch
             assert batch is not None
-            start = position.microbatch * stage_round.rules.sequences
-            tokens, activations = batch[start : start + stage_round.rules.sequences], None
+            start = position.microbatch * pipeline.rules.sequences
+            tokens, activations = batch[start : start + pipeline.rules.sequences], None
         else:
             frame: ForwardFrame = self.before.take()
             tokens, activations = frame.tokens, frame.activations
         with self._timed(microbatch):
-            out = await stage_round.torch_thread.run(
-                stage_round.compute_forward, self.number(microbatch), tokens, activations
+            out = await pipeline.torch_thread.run(
+                pipeline.compute_forward, self.number(microbatch), tokens, activations
             )
         if isinstance(out, float):
             self.losses.append(out)
-        elif stage_round.downstream is not None:
-            require_in_range(out, stage_round.rules.activations, stage_round.upstream)
+        elif pipeline.downstream is not None:
+            require_in_range(out, pipeline.rules.activations, pipeline.upstream)
             send(
-                stage_round.downstream,
-                ForwardFrame(position, out, tokens, stage_round.embedding_digest),
-                stage_round.rules,
+                pipeline.downstream,
+                ForwardFrame(position, out, tokens, pipeline.embedding_digest),
+                pipeline.rules,
             )
             if microbatch == 0:
                 self.sent = asyncio.get_running_loop().time()

@@ -137,8 +137,9 @@ class SlownessWatch:
         self._measure(kind, step, members)
 
     def slow(self, kind: StepKind, peer: PeerId, further: int = 0) -> SlowFinding | None:
-        """The finding that a peer is slow; None: it is not. `further` stages are behind it on its side: unless it tells
-        most of its debt itself, one of those may be slow."""
+        """The finding that a neighbour is slow; None: it is not, or too little is known. `further`: the number of
+        stages on its far side, of which one may be the slow one. So it may owe more, and needs more slow steps, for
+        each of them; not if it has itself told of half of its debt or more."""
         debt, usual = self.debts.get(peer), self.usual.get(kind)
         further = further if debt is not None and 2 * debt.admitted < debt.seconds else 0
         if debt is None or usual is None or debt.seconds < debt_limit(usual, further):

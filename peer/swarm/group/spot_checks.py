@@ -180,7 +180,8 @@ class SpotChecking:
                 await self.ended.wait()
 
     async def _ask(self, number: int) -> Likeness | None:
-        """Return how like what came of a microbatch is; None: nobody answers, or it is too late."""
+        """Ask the observer how like the payloads that this stage received of a microbatch are to true ones; None: there
+        is no answer, or the inner loop is over."""
         async with self.one_at_a_time:
             asked = await self.outer.followed.torch_thread.run(self.received.read, self.round, number)
             if self.over or asked is None:
@@ -189,10 +190,18 @@ class SpotChecking:
             return await ask(asked, self.outer.reconciler)
 
     async def _hold_to_account(self, link: Link, kind: PayloadKind, number: int, first: Likeness) -> None:
-        """Hang up on a neighbour that made something false of what is true, or does not have checked what it received.
-        If it received something false itself, whoever sent that has to be hung up on by the neighbour, or by one before
-        it; if nobody is, or if it is not clear who lied, the group ends, and nobody is blamed. The last stage received
-        activations of this one, which sent true ones: if it says otherwise and does not act, it is blamed."""
+        """Find out who is to blame for false payloads of a microbatch that a neighbour sent, and end the group.
+
+        `first` is the observer's first answer; it is asked again every `AGAIN_SECONDS`, as the neighbour has its own
+        sources, the payloads that it received, checked meanwhile.
+
+        - True sources: the neighbour made the false payloads, and is blamed.
+        - Sources not checked by the deadline: it is blamed.
+        - False sources: whoever sent those is to blame. The stage beside that one has as long again to hang up,
+          which ends this group, too; if it does not, nobody is blamed. But the last stage is: its only sources are
+          this stage's activations, which were true.
+        - Unclear sources: the group ends, and nobody is blamed.
+        """
         manifest, stage = self.outer.manifest, self.received.stage
         position = FramePosition(self.round, 0, number)
         sent = first.activations if kind == "activations" else first.gradients
@@ -203,13 +212,13 @@ class SpotChecking:
                 deadline = monotonic() + ANSWER_SECONDS
             else:
                 sources = likeness_of_sources(answer, kind, link.peer, manifest, stage)
-                of_true = None if sources is None else is_made_of_true(sources, sent, manifest)
-                if of_true is False and not was_misled:
+                sources_true = None if sources is None else is_made_of_true(sources, sent, manifest)
+                if sources_true is False and not was_misled:
                     deadline, was_misled = deadline + ANSWER_SECONDS, True
-                waits = (sources is None or of_true is False) and monotonic() < deadline
-                if not waits:
+                may_change = (sources is None or sources_true is False) and monotonic() < deadline
+                if not may_change:
                     self.end()
-                    if of_true or sources is None or (of_true is False and self._is_before_last(kind)):
+                    if sources_true or sources is None or (sources_true is False and self._is_before_last(kind)):
                         lie = f"sent false {kind} of {position}: {sent:.3g} like what the outer state makes of them"
                         self.end_group(link.breach(lie))
                     else:
@@ -220,7 +229,7 @@ class SpotChecking:
             answer = await self._ask(number)
 
     def _is_before_last(self, kind: PayloadKind) -> bool:
-        """Whether the sender of a payload is the last stage."""
+        """Whether this stage is the last but one, and the payload came from the last."""
         return kind == "gradients" and self.received.stage + 2 == self.outer.manifest.replicas.stages
 
     # Doubts

@@ -14,6 +14,7 @@ from protocol.patience import (
 )
 
 PACE_STEPS = 16
+"""The number of inner steps whose durations a peer remembers."""
 
 
 @dataclass(slots=True)
@@ -22,20 +23,21 @@ class StepPace:
 
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=PACE_STEPS))
     first: float = FIRST_STEP_SECONDS
-    """The longest first step, in seconds; it is not taken from others."""
+    """The longest first step, in seconds, by this peer's own measurement (`first_seconds`)."""
 
     def remember(self, seconds: float) -> None:
-        """A step has ended well."""
+        """Note the duration of a step that has ended well."""
         self.seconds.append(seconds)
 
     def bound(self) -> float:
-        """The seconds after which somebody holds the step up."""
+        """The longest inner step, in seconds; in a longer one some member holds the others up."""
         return max(SHORTEST_STEP_BOUND_SECONDS, STEP_PATIENCE * median(self.seconds)) if self.seconds else self.first
 
     def bound_in(self, told: float) -> float:
-        """The bound in a group whose first stage has told its own, so that all have one: of two that differ, the more
-        patient one could be taken for who holds the step up. A lie makes nobody much too patient, nor who has
-        seen steps much too impatient."""
+        """The bound in a group whose first stage has `told` its own, in seconds. All members use that one: of two
+        neighbours with different bounds, the one with the longer bound would still wait when the other gives up, and be
+        blamed. Against lies it is at most `TRUSTED_PATIENCE` times this peer's own bound; and, once this peer has
+        measured steps, at least its own divided by that."""
         own = self.bound()
         least = (
             max(SHORTEST_STEP_BOUND_SECONDS, own / TRUSTED_PATIENCE) if self.seconds else SHORTEST_STEP_BOUND_SECONDS
@@ -44,17 +46,17 @@ class StepPace:
 
 
 def first_seconds(tokens: int, tokens_per_second: float) -> float:
-    """The longest first inner step of `tokens` tokens in seconds, by the speed of this peer's own passes. Others'
-    statements of theirs may be lies that hold everybody up."""
+    """The longest first inner step of `tokens` tokens, in seconds, by the speed of this peer's own passes. The speeds
+    that others state are not used: a lie would make everybody wait."""
     return max(FIRST_STEP_SECONDS, FIRST_STEP_PATIENCE * tokens / tokens_per_second)
 
 
 def patience_with(bound: float, stages: int) -> float:
-    """Seconds after which a stage holds a neighbour to account for a step whose `bound` has passed; `stages` are on
-    that neighbour's side, itself counted.
+    """The seconds into an inner step after which a stage hangs up on a neighbour that it waits for. `bound`: the
+    longest step of the group. `stages`: the number of stages on that side, the neighbour included.
 
-    If one holds the step up, all others wait in its direction, and each sees its own neighbour alone. The nearer a
-    neighbour is to the group's end the sooner it is held to account: so the first to be is the one at fault, and those
-    between it and the others learn in time that the group is broken.
+    All stages wait in the direction of the one that holds the step up, and each knows only its own neighbour. The fewer
+    stages there are on a side, the shorter is the wait. So the stage beside the culprit hangs up first, and those
+    further away learn from it that the group is broken before they blame a stage in between.
     """
     return bound * (1 + FURTHER_STAGE_SHARE * (stages - 1))

@@ -56,7 +56,7 @@ class OuterLoop:
     refuted: set[str] = field(default_factory=set)
     """Digests of states that were claimed, and that nobody could show."""
     optimizer: Mapping[str, Tensor] = field(default_factory=dict)
-    """The optimizer's state as it was kept last: in the newest checkpoint, not in memory."""
+    """The inner optimizer's state as it was kept last: in the newest checkpoint, not in memory."""
     handovers: Handovers = field(default_factory=Handovers)
     """The handovers between this peer and others that left, or that took its place."""
     credited: OwnCredit = field(default_factory=OwnCredit)
@@ -100,7 +100,7 @@ class OuterLoop:
 
     @property
     def finished(self) -> bool:
-        """Whether this peer has finished the last round."""
+        """Whether the run has ended for this peer: it has finished the last round."""
         return self.clock > self.manifest.outer.rounds
 
     @property

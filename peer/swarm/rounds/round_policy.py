@@ -1,5 +1,5 @@
-"""The end of an outer round for a peer, and the wait for slow replicas. Both are decided from the arrivals of this
-round and of past ones, and from the time. Pure."""
+"""The deadline of an outer round for a peer: how long slow replicas are waited for, and when the round ends. Both are
+decided from the arrivals of this round and of past ones, and from the time. Pure."""
 
 from collections import deque
 from collections.abc import Collection, Container, Sequence
@@ -68,8 +68,8 @@ class Pace:
         return self.patience * max(median(self.delays) if self.delays else 0.0, SHORTEST_WAIT_SECONDS)
 
     def wait(self, started: float, arrivals: Sequence[float], expected: int, last: bool = False) -> float | None:
-        """Return the time until which to wait for the rest of `expected` contributions; None while fewer than half are
-        in. After the run's `last` round none can make up for what is missed.
+        """Return the deadline: the time until which to wait for the rest of `expected` contributions; None while fewer
+        than half are in. After the run's `last` round none can make up for what is missed.
 
         `started` is when this round began, `arrivals` when each contribution came, in seconds of one clock.
         """
