@@ -190,5 +190,5 @@ OFFER_SECONDS = 24.0
 """The time that a leaver waits for one answer: after Ctrl-C a peer has half a minute in all."""
 
 HANDOVER_TIMEOUT_SECONDS = 16.0
-"""The time within which an heir takes a bequest, between two of its inner steps or while it waits for others; else it
-declines."""
+"""The time within which a successor takes a handover, between two of its inner steps or while it waits for others; else
+it declines."""

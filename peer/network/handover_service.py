@@ -1,4 +1,5 @@
-"""The handover between a volunteer that leaves and its heir: one offer, one answer, and the bytes by their hash."""
+"""The handover between a volunteer that leaves and its successor: one offer, one answer, and the bytes by their
+hash."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -15,15 +16,15 @@ from protocol.net.tasks import Children
 from protocol.patience import HANDOVER_TIMEOUT_SECONDS, OFFER_SECONDS
 from protocol.schemas import succession_pb2 as pb
 from protocol.schemas import succession_pb2_grpc
-from protocol.trust.bequests import (
+from protocol.trust.handovers import (
     KIND,
-    Bequest,
+    HandoverOffer,
     Handovers,
-    largest_bequest,
+    largest_handover,
     read_answer,
-    read_bequest,
+    read_handover,
     sign_answer,
-    sign_bequest,
+    sign_handover,
 )
 
 OFFERS_OF_ONE, OFFERS = 2, 64
@@ -32,10 +33,10 @@ call."""
 
 
 @dataclass(frozen=True, slots=True)
-class Offered:
-    """A bequest whose bytes are here. `answer` is the reason why it is declined, or empty: it is taken."""
+class PendingHandover:
+    """A handover whose bytes are here. `answer` is the reason why it is declined, or empty: it is taken."""
 
-    bequest: Bequest
+    offer: HandoverOffer
     blob: bytes
     answer: asyncio.Future[str] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
@@ -49,10 +50,10 @@ class HandoverService(succession_pb2_grpc.SuccessionServicer):
         self.reconciler = reconciler
         self.stage = stage
         self.handovers: Handovers | None = None
-        """The bequests that this peer has given and taken; None until they are read from its folder."""
+        """The handovers that this peer has given and taken; None until they are read from its folder."""
         self.open = False
-        """Whether bequests are taken now."""
-        self.waiting: Offered | None = None
+        """Whether handovers are taken now."""
+        self.waiting: PendingHandover | None = None
         self.tasks = tasks
         self._one_at_a_time = asyncio.Lock()
         self.places: Places[PeerId] = Places(OFFERS_OF_ONE, OFFERS, 1)
@@ -62,15 +63,15 @@ class HandoverService(succession_pb2_grpc.SuccessionServicer):
         """Answer leavers from now on: this peer has read from its folder what it has given and taken."""
         self.handovers = handovers
 
-    def next(self) -> Offered | None:
-        """The bequest that is to be taken now, if there is one. Whoever asks must answer it."""
-        offered, self.waiting = self.waiting, None
-        return offered
+    def next(self) -> PendingHandover | None:
+        """The handover that is to be taken now, if there is one. Whoever asks must answer it."""
+        pending, self.waiting = self.waiting, None
+        return pending
 
     def lookup(self, sha256: str) -> bytes | None:
         """The bytes that this peer has set aside, if this is their SHA-256; for the blob service."""
         handovers = self.handovers
-        return handovers.blob if handovers is not None and handovers.heir and handovers.sha256 == sha256 else None
+        return handovers.blob if handovers is not None and handovers.successor and handovers.sha256 == sha256 else None
 
     async def Bequeath(self, request: pb.Bequest, context: Any) -> pb.BequestReply:
         await require_manifest(context, self.reconciler.manifest)
@@ -81,66 +82,66 @@ class HandoverService(succession_pb2_grpc.SuccessionServicer):
         if cards > 0:
             await charge(context, cards, f"{cards} cards")
         try:
-            bequest = read_bequest(request.proof, signer.authority)
+            offer = read_handover(request.proof, signer.authority)
         except FormatError as error:
             self.reconciler.bans.note(caller(context).peer, error)
             await refuse(context, str(error))
-        if bequest.heir != signer.identity.peer_id:
-            await refuse(context, f"this is not peer {bequest.heir[-8:]}")
-        await speaks(context, bequest.giver, "its own bequests")
-        if not self.places.take(bequest.giver):
+        if offer.successor != signer.identity.peer_id:
+            await refuse(context, f"this is not peer {offer.successor[-8:]}")
+        await speaks(context, offer.giver, "its own bequests")
+        if not self.places.take(offer.giver):
             await refuse(context, "what you offered before is still looked at")
-        considering = self.tasks.spawn(self._consider(bequest, self.handovers))
-        considering.add_done_callback(lambda _: self.places.give_back(bequest.giver))
+        considering = self.tasks.spawn(self._consider(offer, self.handovers))
+        considering.add_done_callback(lambda _: self.places.give_back(offer.giver))
         reason = await asyncio.shield(considering)  # a giver that hangs up and calls again waits for the end of this
-        return pb.BequestReply(answer=sign_answer(signer, bequest, reason))
+        return pb.BequestReply(answer=sign_answer(signer, offer, reason))
 
-    async def _consider(self, bequest: Bequest, handovers: Handovers) -> str:
-        """Consider a bequest. Returns why it is declined; empty: it is this peer's."""
+    async def _consider(self, offer: HandoverOffer, handovers: Handovers) -> str:
+        """Consider an offer. Returns why it is declined; empty: it is this peer's."""
         async with self._one_at_a_time:
-            if handovers.has_taken(bequest):
+            if handovers.has_taken(offer):
                 return ""
-            if objection := self._objection(bequest):
+            if objection := self._objection(offer):
                 return objection
             contacts = self.reconciler.contacts
-            giver = self.reconciler.discovery.records[bequest.giver]
+            giver = self.reconciler.discovery.records[offer.giver]
             try:
                 async with contacts.to(giver) as channel, asyncio.timeout(OFFER_SECONDS):  # then its giver has gone
-                    sha256, size = bequest.sha256, bequest.size
+                    sha256, size = offer.sha256, offer.size
                     blob = await fetch(channel, contacts.manifest, sha256, size, contacts.bandwidth)
             except HetpeerError as error:
                 return f"its bytes did not arrive: {error}"
-            self.waiting = offered = Offered(bequest, blob)
+            self.waiting = pending = PendingHandover(offer, blob)
             self.reconciler.discovery.news.ring()
-            await asyncio.wait((offered.answer,), timeout=HANDOVER_TIMEOUT_SECONDS)
-            if self.waiting is offered:
+            await asyncio.wait((pending.answer,), timeout=HANDOVER_TIMEOUT_SECONDS)
+            if self.waiting is pending:
                 self.waiting = None
                 return "this peer is busy"
-            return await offered.answer
+            return await pending.answer
 
-    def _objection(self, bequest: Bequest) -> str:
+    def _objection(self, offer: HandoverOffer) -> str:
         if not self.open:
             return "this peer takes nothing over now"
-        if bequest.stage != self.stage:
+        if offer.stage != self.stage:
             return f"this peer serves stage {self.stage}"
-        if self.reconciler.intake.has_revoked(bequest.giver):
+        if self.reconciler.intake.has_revoked(offer.giver):
             return "the operator has taken its giver out of the run"
-        if bequest.size > largest_bequest(self.reconciler.manifest, self.stage):
-            return f"{bequest.size} bytes are more than a stage can have"
-        if bequest.giver not in self.reconciler.discovery.records:
+        if offer.size > largest_handover(self.reconciler.manifest, self.stage):
+            return f"{offer.size} bytes are more than a stage can have"
+        if offer.giver not in self.reconciler.discovery.records:
             return "this peer does not know its giver"
         return ""
 
 
-async def bequeath(bequest: Bequest, heir: Reachable, reconciler: Reconciler) -> str:
-    """Offer a bequest to its heir. Returns why it is declined; empty: it is taken.
+async def offer_handover(offer: HandoverOffer, successor: Reachable, reconciler: Reconciler) -> str:
+    """Offer a handover to its successor. Returns why it is declined; empty: it is taken.
 
     Raises:
-        HetpeerError: the heir gave no answer.
+        HetpeerError: the successor gave no answer.
     """
     signer, metadata = reconciler.intake.signer, handshake(reconciler.manifest)
-    async with reconciler.contacts.to(heir) as channel:
+    async with reconciler.contacts.to(successor) as channel:
         stub = succession_pb2_grpc.SuccessionStub(channel)
-        message = pb.Bequest(proof=sign_bequest(signer, bequest))
+        message = pb.Bequest(proof=sign_handover(signer, offer))
         reply = await stub.Bequeath(message, metadata=metadata, timeout=OFFER_SECONDS)
-    return read_answer(reply.answer, bequest, signer.authority)
+    return read_answer(reply.answer, offer, signer.authority)

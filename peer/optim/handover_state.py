@@ -1,4 +1,4 @@
-"""The bytes of a bequest: error feedback and the optimizer's state in one safetensors file. What comes from another is
+"""The bytes of a handover: error feedback and the optimizer's state in one safetensors file. What comes from another is
 checked.
 
 error_feedback.<part>.<tensor>    int32, in units of 2⁻²⁶
@@ -39,10 +39,10 @@ class HandoverState:
         )
 
 
-def pack_state(legacy: HandoverState) -> bytes:
+def pack_state(handed_over: HandoverState) -> bytes:
     """Serialize the state for the wire."""
-    tensors = {f"{OPTIMIZER}{key}": tensor for key, tensor in legacy.optimizer.items()}
-    for part, grid in legacy.error_feedback.items():
+    tensors = {f"{OPTIMIZER}{key}": tensor for key, tensor in handed_over.optimizer.items()}
+    for part, grid in handed_over.error_feedback.items():
         tensors |= {f"{ERROR_FEEDBACK}{part}.{name}": tensor for name, tensor in grid.items()}
     blob: bytes = save(tensors)
     return blob
@@ -96,7 +96,7 @@ def added(own: Grid, given: Grid, manifest: Manifest, part: Part, round: int) ->
 
 
 def returned(own: Grid, blob: bytes, part: Part) -> Grid:
-    """own + what this peer itself had set aside, which its heir has declined.
+    """own + what this peer itself had set aside, which its successor has declined.
 
     Raises:
         DivergedError: the sum left the grid's range.

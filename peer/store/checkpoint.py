@@ -5,7 +5,7 @@
     <part>.error_feedback.safetensors    the error feedback of a part that this peer authors
     <part>.contribution                  this peer's own of the round, published only once this is durable
     optimizer.safetensors                the optimizer's moments, by parameter
-    bequest.safetensors                  what is set aside for an heir (protocol/trust/bequests.py)
+    bequest.safetensors                  what is set aside for a successor (protocol/trust/handovers.py)
 <folder>/settled.json                    the round that the outer state is of, and its digests
 <folder>/snapshots/                      the closed rounds (peer/store/served.py)
 <folder>/contributions/                  the open rounds (peer/store/served.py)
@@ -29,7 +29,7 @@ from peer.store.tensor_file import TensorFile, write_tensors
 from protocol.errors import ResourceError
 from protocol.files import sync_folder, write_atomically
 from protocol.identity import Part, PeerId
-from protocol.trust.bequests import Handovers
+from protocol.trust.handovers import Handovers
 
 SETTLED = "settled.json"
 
@@ -37,7 +37,7 @@ NAME = re.compile(r"checkpoint-[0-9]{8,}")
 
 STATE_FILE = "state.json"
 OPTIMIZER = "optimizer.safetensors"
-BEQUEST = "bequest.safetensors"
+HANDOVER = "bequest.safetensors"
 
 
 class PartState(BaseModel):
@@ -124,7 +124,7 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int = CHECKPOIN
             parts={str(part): part_state.state for part, part_state in checkpoint.parts.items()},
             files=files,
             given=handovers.given,
-            heir=handovers.heir,
+            heir=handovers.successor,
             taken={str(giver): number for giver, number in handovers.taken.items()},
         )
         write_atomically(partial / STATE_FILE, state.model_dump_json().encode())
@@ -147,7 +147,7 @@ def _tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, Mapping[str, Tensor]
 
 def _blobs(checkpoint: Checkpoint) -> Iterator[tuple[str, bytes]]:
     if checkpoint.handovers.blob:
-        yield BEQUEST, checkpoint.handovers.blob
+        yield HANDOVER, checkpoint.handovers.blob
     for part, each in checkpoint.parts.items():
         if each.contribution is not None:
             yield f"{part}.contribution", each.contribution
@@ -192,12 +192,12 @@ def after_leaving(folder: Path) -> Checkpoint:
     it has given and taken, and of the last round that it has contributed to. By these nothing counts twice.
 
     Raises:
-        ResourceError: it has what nobody else has: error feedback, or what is set aside for an heir that has not
+        ResourceError: it has what nobody else has: error feedback, or what is set aside for a successor that has not
             answered.
     """
     for candidate in candidates(folder)[:1]:
         errors = (tensor for part in candidate.parts.values() for tensor in part.error_feedback.values())
-        if candidate.handovers.heir or any(bool(tensor.any()) for tensor in errors):
+        if candidate.handovers.successor or any(bool(tensor.any()) for tensor in errors):
             raise ResourceError("nobody has taken over its error feedback")
         handovers = Handovers(given=candidate.handovers.given, taken=candidate.handovers.taken)
         return Checkpoint(0, candidate.contributed, {}, {}, handovers)
@@ -253,5 +253,5 @@ def _read(path: Path) -> Checkpoint:
         for part, part_state in state.parts.items()
     }
     numbers = {PeerId(giver): number for giver, number in state.taken.items()}
-    handovers = Handovers(state.given, PeerId(state.heir) if state.heir else "", blob(BEQUEST) or b"", numbers)
+    handovers = Handovers(state.given, PeerId(state.heir) if state.heir else "", blob(HANDOVER) or b"", numbers)
     return Checkpoint(state.round, state.contributed, parts, tensors(OPTIMIZER), handovers)

@@ -24,7 +24,7 @@ from protocol.wording import megabytes_above, size
 
 CHECKPOINT_BYTES = 24
 """Bytes of each trained value in a checkpoint: error feedback and AdamW's two moments, and as much again of what is set
-aside for an heir."""
+aside for a successor."""
 
 SIGNED_ON_DISK_BYTES = 8 * 1024
 """Bytes beside a contribution: its proof and receipts, and what is left of its last block on the disk."""

@@ -36,7 +36,7 @@ def looking(peers: Peers, stage: int) -> Peers:
     return tuple(peer for peer in at_it if (peer.replica or peer.peer_id) not in led)
 
 
-def heirs(peers: Peers, me: PeerRecord, for_good: bool = False) -> Peers:
+def successors(peers: Peers, me: PeerRecord, for_good: bool = False) -> Peers:
     """Return the peers that can take over from a volunteer that leaves: the one that has taken its place in its group,
     then those in no group, and where it leaves its stage `for_good`, then all others of the stage."""
     same = [peer for peer in peers if peer.role == "volunteer" and peer.stage == me.stage]

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class SuccessionStub:
-    """A volunteer that leaves hands what it alone has to another of its stage (protocol/trust/bequests.py).
+    """A volunteer that leaves hands what it alone has to another of its stage (protocol/trust/handovers.py).
     """
 
     def __init__(self, channel):
@@ -43,7 +43,7 @@ class SuccessionStub:
 
 
 class SuccessionServicer:
-    """A volunteer that leaves hands what it alone has to another of its stage (protocol/trust/bequests.py).
+    """A volunteer that leaves hands what it alone has to another of its stage (protocol/trust/handovers.py).
     """
 
     def Bequeath(self, request, context):
@@ -70,7 +70,7 @@ def add_SuccessionServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Succession:
-    """A volunteer that leaves hands what it alone has to another of its stage (protocol/trust/bequests.py).
+    """A volunteer that leaves hands what it alone has to another of its stage (protocol/trust/handovers.py).
     """
 
     @staticmethod

@@ -6,8 +6,8 @@ from protocol.identity import EMBEDDING, ReplicaId, stage_part
 from protocol.outer.history import Claim
 from protocol.outer.ledger import Entry, Revocation
 from protocol.schemas import reconciliation_pb2
-from protocol.trust import attestations, bequests, membership_card, proofs, receipts, records, signed
-from protocol.trust.bequests import Bequest
+from protocol.trust import attestations, handovers, membership_card, proofs, receipts, records, signed
+from protocol.trust.handovers import HandoverOffer
 from protocol.trust.keys import Identity
 from protocol.trust.membership_card import Card
 from protocol.trust.proofs import sign_contribution, sign_receipt
@@ -60,7 +60,7 @@ RECEIPT = sign_receipt(signer(HOLDER), ENTRY)
 REVOCATION = Revocation(PEER, 2, 17)
 GRANTED = attestations.grant(OPERATOR, AUTHORITY, HOLDER.peer_id)
 ATTESTATION = attestations.Attestation(HOLDER.peer_id, 7, 2, {EMBEDDING: (SHA256, 30), stage_part(0): (SHA256, 29)})
-BEQUEST = Bequest(AUTHOR.peer_id, HOLDER.peer_id, 3, 0, SHA256, 1000)
+HANDOVER = HandoverOffer(AUTHOR.peer_id, HOLDER.peer_id, 3, 0, SHA256, 1000)
 
 WORK = receipts.Work(AUTHOR.peer_id, PEER, 3, ReplicaId(AUTHOR.peer_id), 1, 0, 1, 1, 9, 9, 90)
 
@@ -124,19 +124,19 @@ SIGNED = (
         ATTESTATION,
     ),
     behind_signature(
-        "bequest",
+        "handover",
         AUTHOR,
-        bequests.KIND,
-        lambda data: bequests.read_bequest(data, AUTHORITY),
-        bequests.sign_bequest(signer(AUTHOR), BEQUEST),
-        BEQUEST,
+        handovers.KIND,
+        lambda data: handovers.read_handover(data, AUTHORITY),
+        handovers.sign_handover(signer(AUTHOR), HANDOVER),
+        HANDOVER,
     ),
     behind_signature(
-        "answer to a bequest",
+        "answer to a handover",
         HOLDER,
-        bequests.ANSWER,
-        lambda data: bequests.read_answer(data, BEQUEST, AUTHORITY),
-        bequests.sign_answer(signer(HOLDER), BEQUEST, "busy"),
+        handovers.ANSWER,
+        lambda data: handovers.read_answer(data, HANDOVER, AUTHORITY),
+        handovers.sign_answer(signer(HOLDER), HANDOVER, "busy"),
         "busy",
     ),
     behind_signature(

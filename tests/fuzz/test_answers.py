@@ -16,7 +16,7 @@ from bootstrap.node import as_operator
 from peer.network import admission
 from peer.network.gossip import tell_revocation
 from peer.network.group import Attempt, call, make_link
-from peer.network.handover_service import bequeath
+from peer.network.handover_service import offer_handover
 from peer.network.reach.probing import measure_doors
 from peer.network.snapshot_transfer import fetch_snapshot
 from protocol.codec.seating import OfferFrame, pack_offer, unpack_answer, unpack_seats
@@ -26,7 +26,7 @@ from protocol.net.blobs import fetch
 from protocol.net.channels import listen, options
 from protocol.net.tasks import Children
 from protocol.run.run_files import RunFile, descriptor_of, file_names
-from protocol.trust.bequests import Bequest
+from protocol.trust.handovers import HandoverOffer
 from protocol.trust.keys import load_or_create
 from protocol.trust.records import PeerRecord
 from protocol.trust.ticket import Ticket
@@ -81,8 +81,8 @@ async def sit_before(liar: Liar) -> None:
 
 
 async def offer(liar: Liar) -> None:
-    offered = Bequest(PeerId(liar.peer.id), liar.record.peer_id, 1, 1, SHA256, 10)
-    await bequeath(offered, liar.record, liar.peer.outer.reconciler)
+    offered = HandoverOffer(PeerId(liar.peer.id), liar.record.peer_id, 1, 1, SHA256, 10)
+    await offer_handover(offered, liar.record, liar.peer.outer.reconciler)
 
 
 async def ask_for_credit(liar: Liar) -> None:

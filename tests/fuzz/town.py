@@ -46,8 +46,8 @@ from protocol.schemas import (
     snapshots_pb2,
     succession_pb2,
 )
-from protocol.trust import bequests, certificates, proofs
-from protocol.trust.bequests import Bequest, Handovers
+from protocol.trust import certificates, handovers, proofs
+from protocol.trust.handovers import HandoverOffer, Handovers
 from protocol.trust.keys import load_or_create
 from protocol.trust.proofs import sign_contribution
 from protocol.trust.records import Register
@@ -165,7 +165,7 @@ def _material(village: Village, caller: LoopbackPeer, victim: LoopbackPeer) -> t
     known += [entry.sha256 for entry in entries]
     made = [sign_contribution(caller.signer, PART, round, "cd" * 32, size) for round, size in ((3, 1000), (4, 2**62))]
     proofs_made = [each.proof for each in (*entries, *made)]
-    offers = [Bequest(caller.id, victim.id, 1, 1, "ef" * 32, size) for size in (10, 2**62)]  # type: ignore[arg-type]
+    offers = [HandoverOffer(caller.id, victim.id, 1, 1, "ef" * 32, size) for size in (10, 2**62)]  # type: ignore[arg-type]
     revoked = proofs.sign_revocation(village.operator, village.authority, Revocation(PeerId("QmNobody"), 1, 1))
     signed = [
         caller.outer.reconciler.statement(),
@@ -174,7 +174,7 @@ def _material(village: Village, caller: LoopbackPeer, victim: LoopbackPeer) -> t
         caller.signer.card,
     ]
     signed += [receipt for entry in entries for receipt in entry.receipts.values()]
-    signed += [bequests.sign_bequest(caller.signer, each) for each in offers]
+    signed += [handovers.sign_handover(caller.signer, each) for each in offers]
     return known, [*signed, revoked, certificates.request(caller.signer.identity)]
 
 
@@ -184,7 +184,9 @@ def _honest(caller: LoopbackPeer, before: LoopbackPeer, victim: LoopbackPeer) ->
     statement, entries = mine.statement(), mine.intake.ledgers[PART].all_entries()
     keys = [int.from_bytes(entry.key, "big") for entry in entries]
     held = reconciliation_pb2.PartKeys(part=PART, keys=[*keys, 7])
-    offered = bequests.sign_bequest(caller.signer, Bequest(PeerId(caller.id), PeerId(victim.id), 1, 1, "ef" * 32, 10))
+    offered = handovers.sign_handover(
+        caller.signer, HandoverOffer(PeerId(caller.id), PeerId(victim.id), 1, 1, "ef" * 32, 10)
+    )
     group = PeerId(before.id), PeerId(victim.id)
     said = Noted(name="Refused", words="something", round=1, peer=victim.id)
     requests = {

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from peer.network.gossip import summary_of
-from peer.optim import handover_state as bequests
+from peer.optim import handover_state
 from protocol import manifest, monitor
 from protocol.codec import bitstream, frames, quantize, rice, seating, spot_check
 from protocol.codec import contribution as contributions
@@ -45,7 +45,7 @@ from tests.fuzz.signatures import RECORD, SHA256, SIGNED
 PLACE = FramePosition(2, 1, 0)
 RULES = FrameRules.of(MANIFEST)
 EMBEDDING_DIGEST = "cd" * 32
-LEGACY_SHAPES = {"w.exp_avg": (2, 3), "w.exp_avg_sq": (2, 3), "w.step": ()}
+MOMENT_SHAPES = {"w.exp_avg": (2, 3), "w.exp_avg_sq": (2, 3), "w.step": ()}
 
 
 # Manifest, descriptor, record
@@ -136,7 +136,7 @@ CONTRIBUTIONS = (
     Reader("values in 2 bits", lambda data: read_values(data, "2bit"), itself(quantize.quantize(VALUES, "2bit")[0])),
 )
 
-# Frames, seats and rounds, summaries, snapshots, bequests
+# Frames, seats and rounds, summaries, snapshots, handovers
 
 
 def forward() -> bytes:
@@ -247,17 +247,20 @@ def from_json(data: bytes) -> object:
         raise FormatError("no JSON") from None
 
 
-def legacy() -> tuple[bytes, object]:
+def handed_over() -> tuple[bytes, object]:
     import torch
 
-    layout = bequests.part_layout(MANIFEST, Part("stage-1"))
+    layout = handover_state.part_layout(MANIFEST, Part("stage-1"))
     grid = {name: torch.ones(shape, dtype=torch.int32) for name, shape in layout.items()}
     moments = {"w.exp_avg": torch.zeros(2, 3), "w.exp_avg_sq": torch.ones(2, 3), "w.step": torch.tensor(2.0)}
-    return bequests.pack_state(bequests.HandoverState({stage_part(1): grid}, moments)), (sorted(grid), sorted(moments))
+    return handover_state.pack_state(handover_state.HandoverState({stage_part(1): grid}, moments)), (
+        sorted(grid),
+        sorted(moments),
+    )
 
 
-def read_legacy(data: bytes) -> object:
-    found = bequests.unpack_state(data, [stage_part(1)], MANIFEST, LEGACY_SHAPES)
+def read_handed_over(data: bytes) -> object:
+    found = handover_state.unpack_state(data, [stage_part(1)], MANIFEST, MOMENT_SHAPES)
     return sorted(found.error_feedback[stage_part(1)]), sorted(found.optimizer)
 
 
@@ -322,5 +325,5 @@ WIRE = (
     ),
     Reader("what is read", lambda data: Reading.from_bytes(data, 3, MANIFEST), ((READING.to_bytes(), READING),)),
     Reader("what a peer tells", monitor.unpack_report, ((monitor.pack_report(TOLD), TOLD),), "json"),
-    Reader("bequest's tensors", read_legacy, (legacy(),)),
+    Reader("tensors that are handed over", read_handed_over, (handed_over(),)),
 )

@@ -31,7 +31,7 @@ from protocol.outer.data_plan import Plan, Reading
 from protocol.outer.history import Claim, History
 from protocol.outer.ledger import Entry, Revocation
 from protocol.schemas import pipeline_pb2, reconciliation_pb2
-from protocol.trust import bequests, proofs, receipts, records, signed, ticket
+from protocol.trust import handovers, proofs, receipts, records, signed, ticket
 from protocol.trust.keys import Identity, peer_id_of, peer_id_of_public
 from protocol.trust.membership_card import Authority, Card, Signer, issue
 from protocol.trust.proofs import sign_contribution, sign_receipt
@@ -116,9 +116,9 @@ def encode(vector: Vector) -> bytes:
             record = Revocation(values["author"], values["first"], values["issued"])
             return proofs.sign_revocation(vector.identity(values["operator"]), authority, record)
         case "bequest":
-            return bequests.sign_bequest(_signer(vector, values["giver"], values["card"]), _bequest(values))
+            return handovers.sign_handover(_signer(vector, values["giver"], values["card"]), _handover(values))
         case "inheritance":
-            return bequests.sign_answer(_signer(vector, values["heir"]), _bequest(values), values["reason"])
+            return handovers.sign_answer(_signer(vector, values["heir"]), _handover(values), values["reason"])
         case "work":
             return receipts.sign_credit_receipt(_signer(vector, values["signer"], values["card"]), _receipt(vector))
         case "record":
@@ -197,9 +197,9 @@ def _signer(vector: Vector, peer: str, card: Values | None = None) -> Signer:
     return Signer(vector.identity(peer), authority, _card(vector, card) if card else b"")
 
 
-def _bequest(values: Values) -> bequests.Bequest:
+def _handover(values: Values) -> handovers.HandoverOffer:
     sha256, size, stage = values.get("sha256", ""), values.get("size", 0), values.get("card", {}).get("stage", 0)
-    return bequests.Bequest(values["giver"], values["heir"], values["number"], stage, sha256, size)
+    return handovers.HandoverOffer(values["giver"], values["heir"], values["number"], stage, sha256, size)
 
 
 def _receipt(vector: Vector) -> receipts.Work:
@@ -236,12 +236,12 @@ def read(vector: Vector, data: bytes) -> Values:
             record = proofs.read_revocation(data, Authority(run, values["operator"]))
             return values | {"author": record.author, "first": record.start, "issued": record.issued}
         case "bequest":
-            offer = bequests.read_bequest(data, _authority(values["card"], run))
-            said = {"run": run, "giver": offer.giver, "heir": offer.heir, "number": offer.number}
+            offer = handovers.read_handover(data, _authority(values["card"], run))
+            said = {"run": run, "giver": offer.giver, "heir": offer.successor, "number": offer.number}
             card = _read_card(signed.read_signed(data, "bequest")[1][-1])
             return said | {"sha256": offer.sha256, "size": offer.size, "card": card}
         case "inheritance":
-            reason = bequests.read_answer(data, _bequest(values), Authority(run, PeerId("")))
+            reason = handovers.read_answer(data, _handover(values), Authority(run, PeerId("")))
             return values | {"reason": reason}
         case "work":
             receipt = asdict(receipts.read_receipt(data, _authority(values["card"], run)))

@@ -134,8 +134,8 @@ def test_a_run_in_containers_goes_on_when_one_is_killed_and_ends_with_equal_dige
     lost = project.said(victim)
     engine.docker("rm", "--force", victim)
     project.compose("up", "-d", "--no-build")
-    (heir,) = set(project.containers("stage-1")) - set(first)
-    project.note(f"{victim[:12]} of stage 1 is killed and removed, {heir[:12]} started in its place")
+    (successor,) = set(project.containers("stage-1")) - set(first)
+    project.note(f"{victim[:12]} of stage 1 is killed and removed, {successor[:12]} started in its place")
 
     peers = [each for service in ("stage-0", "stage-1", "datacenter") for each in project.containers(service)]
     assert len(peers) == 5
@@ -145,8 +145,8 @@ def test_a_run_in_containers_goes_on_when_one_is_killed_and_ends_with_equal_dige
     project.note("all peers have finished")
 
     (killed,) = [event.peer_id for event in lost if isinstance(event, Joined)]
-    assert [event.peer_id for event in said[heir] if isinstance(event, Joined)] == [killed]
-    assert any(isinstance(event, Resumed) for event in said[heir])
+    assert [event.peer_id for event in said[successor] if isinstance(event, Joined)] == [killed]
+    assert any(isinstance(event, Resumed) for event in said[successor])
     finished = [event for events in said.values() for event in events if isinstance(event, Finished)]
     assert [event.rounds for event in finished] == [ROUNDS] * 5
     digests = {part: {event.digests[part] for event in finished if part in event.digests} for part in PARTS}

@@ -36,10 +36,10 @@ Chosen = dict[PeerId, str]
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What an error feedback has been charged for, by `content_of`, and the bequests in it, by their digest."""
+    """What an error feedback has been charged for, by `content_of`, and the handovers in it, by their digest."""
 
     taken: frozenset[str] = frozenset()
-    inherited: frozenset[str] = frozenset()
+    taken_over: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Evidence:
     _now: dict[tuple[Any, Part], set[str]] = field(default_factory=dict)
     """(process, part) → the digests of which one is that of its error feedback now."""
     _given: set[str] = field(default_factory=set)
-    """Digests of error feedback that was set aside for an heir."""
+    """Digests of error feedback that was set aside for a successor."""
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -99,7 +99,7 @@ class Evidence:
             mock.patch.object(OuterLoop, "tell_finished", self._finish(OuterLoop.tell_finished)),
             mock.patch.object(FollowedParts, "_fold", self._fold(FollowedParts._fold)),
             mock.patch.object(peer.swarm.group.handover, "pack_state", self._give(PACK)),
-            mock.patch.object(peer.swarm.group.handover, "added", self._inherit(ADDED)),
+            mock.patch.object(peer.swarm.group.handover, "added", self._take_over(ADDED)),
             mock.patch.object(peer.swarm.group.handover, "returned", self._take_back(RETURNED)),
         ):
             yield
@@ -194,29 +194,29 @@ class Evidence:
         return charge
 
     def _give(self, original: Any) -> Any:
-        def pack_state(legacy: Any) -> Any:
-            for part, grid in legacy.error_feedback.items():
+        def pack_state(handed_over: Any) -> Any:
+            for part, grid in handed_over.error_feedback.items():
                 account = self._account(HOST.get().status.peer_id, part, grid)
                 nothing = {name: np.zeros_like(tensor) for name, tensor in integers(grid).items()}
                 self._given.add(key_of(integers(grid)))
-                self._register(part, nothing, replace(account, inherited=frozenset()), may_stay=False)
-            return original(legacy)
+                self._register(part, nothing, replace(account, taken_over=frozenset()), may_stay=False)
+            return original(handed_over)
 
         return pack_state
 
-    def _inherit(self, original: Any) -> Any:
+    def _take_over(self, original: Any) -> Any:
         def added(own: Any, given: Any, manifest: Any, part: Part, round: int) -> Any:
             total = original(own, given, manifest, part, round)
             before, theirs, after = integers(own), integers(given), integers(total)
-            account, bequest = self._account(HOST.get().status.peer_id, part, own), key_of(theirs)
+            account, handover = self._account(HOST.get().status.peer_id, part, own), key_of(theirs)
             if any((after[name] != before[name] + theirs[name]).any() for name in after):
-                self._object(f"what is inherited of {part} is not the sum of both")
-            if bequest not in self._given:
-                self._object(f"what is inherited of {part} was given by nobody")
-            if bequest in account.inherited and any(each.any() for each in theirs.values()):
-                self._object(f"a bequest of {part} is taken twice")
-            inherited = account.inherited | {bequest}
-            self._register(part, after, replace(account, inherited=inherited), may_stay=True)
+                self._object(f"what is taken over of {part} is not the sum of both")
+            if handover not in self._given:
+                self._object(f"what is taken over of {part} was given by nobody")
+            if handover in account.taken_over and any(each.any() for each in theirs.values()):
+                self._object(f"a handover of {part} is taken twice")
+            taken_over = account.taken_over | {handover}
+            self._register(part, after, replace(account, taken_over=taken_over), may_stay=True)
             return total
 
         return added

@@ -261,8 +261,8 @@ def _afresh(world: World, part: Part, counted: Mapping[int, Chosen], manifest: M
 
 def _error_feedback(evidence: Evidence) -> Iterable[str]:
     """An author's error feedback is charged for what counts of its own in closed rounds, and for nothing else there;
-    and for what is in the grid of an open one. No bequest is in two of them."""
-    heirs: dict[tuple[Part, str], str] = {}
+    and for what is in the grid of an open one. No handover is in two of them."""
+    successors: dict[tuple[Part, str], str] = {}
     for held in evidence.held:
         for part, each in held.parts.items():
             if each.account is None:
@@ -277,9 +277,9 @@ def _error_feedback(evidence: Evidence) -> Iterable[str]:
             closed = {sha256 for sha256 in charged if evidence.made[sha256].name.round <= each.folded}
             if kept := closed - own:
                 yield f"{held.process} is charged for {_names(evidence, kept)}, which counts nowhere"
-            for bequest in each.account.inherited:
-                if (other := heirs.setdefault((part, bequest), held.process)) != held.process:
-                    yield f"{other} and {held.process} have both taken the same bequest of {part}"
+            for handover in each.account.taken_over:
+                if (other := successors.setdefault((part, handover), held.process)) != held.process:
+                    yield f"{other} and {held.process} have both taken the same handover of {part}"
 
 
 def _names(evidence: Evidence, contributions: Iterable[str]) -> str:

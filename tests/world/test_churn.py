@@ -160,17 +160,17 @@ def test_who_leaves_hands_over_to_the_standby_that_takes_its_seat(world: MakeWor
     reach(run, leader, 2)
     ids = {told(each, Joined)[0].peer_id: each for each in (one, other)}
     member = ids[told(leader, GroupFormed)[0].members[1]]
-    heir = one if member is other else other
+    successor = one if member is other else other
     run.interrupt(working(member))
     assert run.run_until(lambda: member.process is None, 30)
     assert member.runs[0].exit_code == 130
-    all_end_well(run, leader, heir, seconds=200)
-    me, its = (told(each, Joined)[0].peer_id for each in (member, heir))
+    all_end_well(run, leader, successor, seconds=200)
+    me, its = (told(each, Joined)[0].peer_id for each in (member, successor))
     assert [event.heir for event in told(member, HandedOver)] == [its]
-    assert told(heir, Inherited) == [Inherited(me, True)]
-    assert told(heir, GroupFormed)[-1].members[1] == its
-    assert len(states([leader, heir])) == 1
-    rounds = [{event.round for event in told(each, Contributed)} for each in (member, heir)]
+    assert told(successor, Inherited) == [Inherited(me, True)]
+    assert told(successor, GroupFormed)[-1].members[1] == its
+    assert len(states([leader, successor])) == 1
+    rounds = [{event.round for event in told(each, Contributed)} for each in (member, successor)]
     assert rounds[0] | rounds[1] == set(range(1, 9))
 
 

@@ -141,14 +141,14 @@ def test_who_leaves_hands_over_to_a_spare_and_once(world: MakeWorld):
     peers = group(run)
     spare = join(run, "spare", "volunteer", 1)
     until_step(run, peers[0], 2, 3)
-    leaver, heir = (peers[1], spare) if told(peers[1], StepDone) else (spare, peers[1])
+    leaver, successor = (peers[1], spare) if told(peers[1], StepDone) else (spare, peers[1])
     assert leaver.process is not None
     run.interrupt(leaver.process)
     assert run.run_until(lambda: leaver.process is None, 30)
-    assert len(told(leaver, HandedOver)) == len(told(heir, Inherited)) == 1
+    assert len(told(leaver, HandedOver)) == len(told(successor, Inherited)) == 1
     run.start(leaver)
-    all_end_well(run, peers[0], heir, leaver)
-    assert len(told(heir, Inherited)) == 1
+    all_end_well(run, peers[0], successor, leaver)
+    assert len(told(successor, Inherited)) == 1
 
 
 def test_a_member_whose_leader_is_gone_for_good_is_free_for_the_next(world: MakeWorld):

@@ -82,8 +82,8 @@ def test_who_has_trained_hands_over_to_another_of_its_stage_before_it_moves(worl
     assert run.run_until(lambda: any(stages_of(each) == [0, 1] for each in others), 200)
     mover = next(each for each in others if stages_of(each) == [0, 1])
     assert len(told(mover, HandedOver)) == 1
-    (heir,) = [each for each in (*named, *others) if told(each, Inherited)]
-    assert heir is not mover
+    (successor,) = [each for each in (*named, *others) if told(each, Inherited)]
+    assert successor is not mover
     all_end_as_they_should(run, *named, *others)
     assert sorted(stages_of(each) for each in others) == [[0], [0, 1]]
 

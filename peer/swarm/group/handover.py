@@ -2,7 +2,7 @@
 others.
 
 All of it is done by the peer's own loop, between two inner steps or while it waits: nothing else changes the error
-feedback then. `protocol/trust/bequests.py` says why nothing counts twice.
+feedback then. `protocol/trust/handovers.py` says why nothing counts twice.
 """
 
 from dataclasses import dataclass
@@ -10,19 +10,19 @@ from dataclasses import dataclass
 import torch
 
 from peer.compute.trainer import StageTrainer
-from peer.network.handover_service import HandoverService, Offered, bequeath
+from peer.network.handover_service import HandoverService, PendingHandover, offer_handover
 from peer.optim.handover_state import HandoverState, added, pack_state, returned, unpack_state
 from peer.optim.outer import OuterState
-from peer.swarm.roles import heirs
+from peer.swarm.roles import successors
 from peer.swarm.rounds.outer_round import OuterLoop
 from peer.telemetry.events import HandedOver, Inherited, Progress
 from peer.torch_thread import TorchThread
 from protocol.errors import FormatError, HetpeerError
 from protocol.identity import Part, PeerId, parts_authored
-from protocol.trust.bequests import Bequest, Handovers
+from protocol.trust.handovers import HandoverOffer, Handovers
 from protocol.trust.records import PeerRecord
 
-HEIRS_TRIED = 3
+SUCCESSORS_TRIED = 3
 """Each may take seconds to decline, and a leaver has half a minute."""
 
 
@@ -42,42 +42,42 @@ class Handover:
         """The handovers that this volunteer has given and taken."""
         return self.outer.handovers
 
-    # The heir's side
+    # The successor's side
 
     def open(self) -> None:
-        """Take bequests from now on."""
+        """Take handovers from now on."""
         self.service.open = True
 
     def close(self) -> None:
-        """Take no bequests from now on: this peer leaves."""
+        """Take no handovers from now on: this peer leaves."""
         self.service.open = False
-        offered = self.service.next()
-        if offered is not None:
-            offered.answer.set_result("this peer leaves, too")
+        pending = self.service.next()
+        if pending is not None:
+            pending.answer.set_result("this peer leaves, too")
 
     @property
     def due(self) -> bool:
-        """Whether a bequest waits to be taken."""
+        """Whether a handover waits to be taken."""
         return self.service.waiting is not None
 
-    async def inherit(self) -> None:
+    async def accept_handover(self) -> None:
         """Take over what a leaver offers, if one does."""
-        offered = self.service.next()
-        if offered is None:
+        pending = self.service.next()
+        if pending is None:
             return
-        giver = offered.bequest.giver
+        giver = pending.offer.giver
         try:
-            optimizer = await self._thread.run(self._absorb, offered)
+            optimizer = await self._thread.run(self._absorb, pending)
         except FormatError as error:
             self.outer.reconciler.bans.note(giver, error)
-            offered.answer.set_result(str(error))
+            pending.answer.set_result(str(error))
             return
-        self.handovers.taken[giver] = offered.bequest.number
+        self.handovers.taken[giver] = pending.offer.number
         await self.outer.save({})
-        offered.answer.set_result("")
+        pending.answer.set_result("")
         self.outer.emit(Inherited(giver, optimizer))
 
-    def _absorb(self, offered: Offered) -> bool:
+    def _absorb(self, pending: PendingHandover) -> bool:
         """Add a leaver's error feedback to this peer's, e ← e + theirs. Returns whether the optimizer's state is the
         leaver's from now on. Runs on the torch thread.
 
@@ -85,66 +85,72 @@ class Handover:
         one is as good: it knows the same stage at the same weights, and comes from nobody else.
 
         Raises:
-            FormatError: the bequest is not valid. Nothing is changed then.
+            FormatError: the handover is not valid. Nothing is changed then.
         """
         outer, trainer = self.outer, self.trainer
         states = self._states()
-        legacy = unpack_state(offered.blob, list(states), outer.manifest, trainer.optimizer_shapes)
+        handed_over = unpack_state(pending.blob, list(states), outer.manifest, trainer.optimizer_shapes)
         sums = {
-            part: added(state.error_feedback, legacy.error_feedback[part], outer.manifest, part, outer.clock)
+            part: added(state.error_feedback, handed_over.error_feedback[part], outer.manifest, part, outer.clock)
             for part, state in states.items()
         }
         for part, state in states.items():
             state.error_feedback = sums[part]
-        if not legacy.optimizer or trainer.warmed_up:
+        if not handed_over.optimizer or trainer.warmed_up:
             return False
-        trainer.load_optimizer(legacy.optimizer)
-        outer.optimizer = legacy.optimizer
+        trainer.load_optimizer(handed_over.optimizer)
+        outer.optimizer = handed_over.optimizer
         return True
 
     # The leaver's side
 
     async def hand_over(self, for_good: bool = False) -> None:
-        """Give everything to an heir, now that this peer leaves, perhaps its stage `for_good`; without one it stays in
-        this peer's folder."""
+        """Give everything to a successor, now that this peer leaves, perhaps its stage `for_good`; without one it stays
+        in this peer's folder."""
         self.close()
         await self.settle()
-        empty = await self._thread.run(lambda: self._legacy().empty)
-        if self.handovers.heir or empty:
+        empty = await self._thread.run(lambda: self._state_to_hand_over().empty)
+        if self.handovers.successor or empty:
             return
         discovery = self.outer.discovery
-        if not heirs(discovery.others(), discovery.record, for_good):  # one may have come since this peer last looked
+        if not successors(
+            discovery.others(), discovery.record, for_good
+        ):  # one may have come since this peer last looked
             await discovery.read()
-        for heir in heirs(discovery.others(), discovery.record, for_good)[:HEIRS_TRIED]:
-            await self._set_aside(heir)
+        for successor in successors(discovery.others(), discovery.record, for_good)[:SUCCESSORS_TRIED]:
+            await self._set_aside(successor)
             if not await self._is_declined():
                 return
         self._tell(f"nobody to hand error feedback and optimizer to: they stay in {self.outer.folder}")
 
     async def settle(self) -> None:
-        """Offer once more what was set aside for an heir that has not answered, if anything was."""
-        if self.handovers.heir:
+        """Offer once more what was set aside for a successor that has not answered, if anything was."""
+        if self.handovers.successor:
             await self._is_declined()
 
-    async def _set_aside(self, heir: PeerRecord) -> None:
-        """Set everything aside for an heir; older checkpoints, in which it is still this peer's, go."""
-        self.handovers.set_aside(heir.peer_id, await self._thread.run(lambda: pack_state(self._legacy())))
+    async def _set_aside(self, successor: PeerRecord) -> None:
+        """Set everything aside for a successor; older checkpoints, in which it is still this peer's, go."""
+        self.handovers.set_aside(
+            successor.peer_id, await self._thread.run(lambda: pack_state(self._state_to_hand_over()))
+        )
         for state in self._states().values():
             state.error_feedback = {name: torch.zeros_like(tensor) for name, tensor in state.error_feedback.items()}
         await self.outer.save({}, keep=1)
 
     async def _is_declined(self) -> bool:
-        """Offer what is set aside; True: it is this peer's again. False: the heir has it, or may have it."""
-        handovers, heir = self.handovers, PeerId(self.handovers.heir)
-        record = next((peer for peer in self.outer.discovery.others() if peer.peer_id == heir), None)
-        unknown = f"peer {heir[-8:]} has not said whether it took over: what it was handed stays in {self.outer.folder}"
+        """Offer what is set aside; True: it is this peer's again. False: the successor has it, or may have it."""
+        handovers, successor = self.handovers, PeerId(self.handovers.successor)
+        record = next((peer for peer in self.outer.discovery.others() if peer.peer_id == successor), None)
+        unknown = (
+            f"peer {successor[-8:]} has not said whether it took over: what it was handed stays in {self.outer.folder}"
+        )
         if record is None:
             self._tell(unknown)
             return False
         me = self.outer.discovery.record
-        bequest = Bequest(me.peer_id, heir, handovers.given, me.stage, handovers.sha256, len(handovers.blob))
+        offer = HandoverOffer(me.peer_id, successor, handovers.given, me.stage, handovers.sha256, len(handovers.blob))
         try:
-            reason = await bequeath(bequest, record, self.outer.reconciler)
+            reason = await offer_handover(offer, record, self.outer.reconciler)
         except HetpeerError as error:
             self._tell(f"{unknown} ({error})")
             return False
@@ -154,12 +160,12 @@ class Handover:
         handovers.settle()
         await self.outer.save({})
         if reason:
-            self._tell(f"peer {heir[-8:]} takes nothing over: {reason}")
+            self._tell(f"peer {successor[-8:]} takes nothing over: {reason}")
         else:
-            self.outer.emit(HandedOver(heir))
+            self.outer.emit(HandedOver(successor))
         return bool(reason)
 
-    def _legacy(self) -> HandoverState:
+    def _state_to_hand_over(self) -> HandoverState:
         """Return all that this peer alone has. Runs on the torch thread."""
         error_feedback = {part: state.error_feedback for part, state in self._states().items()}
         return HandoverState(error_feedback, self.trainer.optimizer_tensors())

@@ -140,7 +140,7 @@ class ServedStage:
         """Go through the rounds of the others, until there are members."""
         outer = self.outer
         while not (filled() or self._ends):
-            await self.here.handover.inherit()
+            await self.here.handover.accept_handover()
             outer.emit(self._wait_for_members())
             if self.here.round and outer.late(self.here.round, self.here.steps):
                 await self.agreement.finish(self.here.round)

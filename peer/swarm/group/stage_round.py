@@ -155,7 +155,7 @@ class StageRound:
             LostMemberError, BreachError: somebody is gone, or broke the protocol; `abandon` before anything else.
         """
         assert self.pipeline is not None
-        await self.handover.inherit()
+        await self.handover.accept_handover()
         self.outer.reconciler.contacts.bandwidth.begin_steps()
         with self._watched():
             outcome = await self.pipeline.run(self.round, self.steps, source)
@@ -254,7 +254,7 @@ class StageRound:
                     return
                 if self.outer.is_behind:
                     break
-                await self.handover.inherit()
+                await self.handover.accept_handover()
         if counts := await finish_round(self.outer, round):
             self.outer.emit(self._done(round, steps, counts))
             self.started = monotonic()  # of the next round, where this peer only follows it
@@ -304,7 +304,7 @@ class StageRound:
         """Follow the rounds of the others without a group, until interrupted or until the run is over. `wait` returns
         what this peer waits for meanwhile."""
         while not (self.outer.over or interrupted()):
-            await self.handover.inherit()
+            await self.handover.accept_handover()
             ready = await wait_for_round(self.outer, self.outer.clock, lambda: interrupted() or self.handover.due, wait)
             if ready or self.outer.is_behind:
                 await self.finish()

@@ -30,7 +30,7 @@ from protocol.manifest import Manifest
 from protocol.outer.data_plan import Spans, first_chunks
 from protocol.outer.phases import PartView, RunPhase, RunView, is_abreast, phase_of
 from protocol.outer.window import SKEW
-from protocol.trust.bequests import Handovers
+from protocol.trust.handovers import Handovers
 from protocol.trust.records import PeerRecord, holds_newest, may_author
 
 Moved = Mapping[Part, Mapping[str, Tensor]]

@@ -19,7 +19,7 @@ from protocol.net.channels import handshake
 from protocol.outer.ledger import Revocation
 from protocol.schemas import pipeline_pb2_grpc, reconciliation_pb2_grpc, succession_pb2, succession_pb2_grpc
 from protocol.schemas import reconciliation_pb2 as said
-from protocol.trust.bequests import Bequest, Handovers, sign_bequest
+from protocol.trust.handovers import HandoverOffer, Handovers, sign_handover
 from protocol.trust.proofs import sign_revocation
 from tests.reference.loopback_peers import LoopbackPeer, village
 from tests.reference.small_manifest import small_manifest
@@ -187,11 +187,11 @@ def test_a_statement_is_heard_from_its_author_alone(tmp_path: Path):
     among(tmp_path, scene)
 
 
-def test_a_bequest_is_taken_from_its_giver_alone(tmp_path: Path):
+def test_a_handover_is_taken_from_its_giver_alone(tmp_path: Path):
     async def scene(ann: LoopbackPeer, bob: LoopbackPeer, eve: LoopbackPeer) -> None:
         bob.handover.handovers, bob.handover.open = Handovers(), True
-        bequest = Bequest(PeerId(ann.id), PeerId(bob.id), 1, 1, "ab" * 32, 100)
-        message = succession_pb2.Bequest(proof=sign_bequest(ann.signer, bequest))
+        handover = HandoverOffer(PeerId(ann.id), PeerId(bob.id), 1, 1, "ab" * 32, 100)
+        message = succession_pb2.Bequest(proof=sign_handover(ann.signer, handover))
         async with eve.outer.reconciler.contacts.to(to(bob)) as channel:
             stub = succession_pb2_grpc.SuccessionStub(channel)
             words = f"peer {eve.id[-8:]} is not peer {ann.id[-8:]}, who alone speaks of its own bequests"

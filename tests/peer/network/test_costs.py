@@ -34,7 +34,7 @@ from protocol.net.tasks import Turns
 from protocol.outer.ledger import Entry
 from protocol.schemas import reconciliation_pb2 as pb
 from protocol.schemas import reconciliation_pb2_grpc, succession_pb2, succession_pb2_grpc
-from protocol.trust.bequests import Bequest, Handovers, sign_bequest
+from protocol.trust.handovers import HandoverOffer, Handovers, sign_handover
 from protocol.trust.keys import Identity
 from protocol.trust.membership_card import Authority, Card, Signer, issue
 from protocol.trust.proofs import read_trial, sign_contribution, sign_receipt
@@ -230,8 +230,8 @@ def test_who_passes_on_a_card_or_receipt_that_cannot_hold_has_broken_the_protoco
                 record = liar.outer.discovery.record.model_copy(update={"peer_id": who.peer_id, "round": number})
                 await call(liar, b, "Compare", pb.Comparison(statement=make_statement(signer, record, {})))
             case "Bequeath":
-                offer = Bequest(who.peer_id, PeerId(b.id), number + 1, 0, "ef" * 32, 10)
-                await bequeath_from(liar, b, sign_bequest(signer, offer))
+                offer = HandoverOffer(who.peer_id, PeerId(b.id), number + 1, 0, "ef" * 32, 10)
+                await bequeath_from(liar, b, sign_handover(signer, offer))
             case _:
                 others = sign_contribution(a.signer, EMBEDDING, 1, "cd" * 32, 10)
                 receipts = [sign_receipt(liar.signer, others)]

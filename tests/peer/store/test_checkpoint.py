@@ -25,7 +25,7 @@ from peer.store.checkpoint import (
 from peer.store.disk import CHECKPOINTS_KEPT
 from protocol.errors import ResourceError
 from protocol.identity import EMBEDDING, PeerId, stage_part
-from protocol.trust.bequests import Handovers
+from protocol.trust.handovers import Handovers
 
 
 def checkpoint(round: int, size: int = 64) -> Checkpoint:
@@ -67,7 +67,7 @@ def test_the_last_two_are_kept_the_newest_first(tmp_path: Path):
 
 
 def test_what_was_given_and_taken_is_kept(tmp_path: Path):
-    handovers = Handovers(given=2, heir=PeerId("heir"), blob=b"bytes", taken={PeerId("giver"): 3})
+    handovers = Handovers(given=2, successor=PeerId("successor"), blob=b"bytes", taken={PeerId("giver"): 3})
     write_checkpoint(tmp_path, replace(checkpoint(1), handovers=handovers))
     assert candidates(tmp_path)[0].handovers == handovers
 
@@ -144,9 +144,9 @@ def test_who_leaves_its_stage_keeps_the_numbers_of_what_it_has_passed_on_and_not
     "kept",
     [
         checkpoint(2),
-        nothing_left(2, Handovers(given=1, heir=PeerId("heir"), blob=b"bytes")),
+        nothing_left(2, Handovers(given=1, successor=PeerId("successor"), blob=b"bytes")),
     ],
-    ids=["error feedback", "set aside for an heir"],
+    ids=["error feedback", "set aside for a successor"],
 )
 def test_who_has_what_nobody_else_has_does_not_leave_its_stage(tmp_path: Path, kept: Checkpoint):
     write_checkpoint(tmp_path, kept)

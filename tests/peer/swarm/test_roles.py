@@ -1,6 +1,6 @@
 """Reading the swarm off its records."""
 
-from peer.swarm.roles import all_at, authors, free_volunteers, heirs, may_lead, replicas
+from peer.swarm.roles import all_at, authors, free_volunteers, may_lead, replicas, successors
 from protocol.identity import EMBEDDING, PeerId, stage_part
 from protocol.trust.records import PeerRecord
 
@@ -42,14 +42,14 @@ def test_a_volunteer_without_a_group_is_free():
     assert free_volunteers(SWARM, 1) == (LONELY,)
 
 
-def test_the_heir_of_a_leaver_is_who_took_its_seat_or_else_is_free():
+def test_the_successor_of_a_leaver_is_who_took_its_seat_or_else_is_free():
     seated = peer("s", stage=1, replica="a")
     elsewhere = peer("e", stage=1, replica="x")
     others = (LEADER, DATACENTER, OBSERVER, LONELY, elsewhere, seated, peer("z", stage=0))
-    assert heirs(others, MEMBER) == (seated, LONELY)
-    assert heirs((LEADER, DATACENTER, elsewhere), MEMBER) == ()
-    assert heirs(others, peer("y", stage=1)) == (LONELY,)
-    assert heirs(others, MEMBER, for_good=True) == (seated, LONELY, elsewhere)
+    assert successors(others, MEMBER) == (seated, LONELY)
+    assert successors((LEADER, DATACENTER, elsewhere), MEMBER) == ()
+    assert successors(others, peer("y", stage=1)) == (LONELY,)
+    assert successors(others, MEMBER, for_good=True) == (seated, LONELY, elsewhere)
 
 
 def test_the_run_is_over_when_everyone_is_done():

@@ -15,7 +15,7 @@ from safetensors.torch import load, save
 
 from peer.compute.trainer import StageTrainer
 from peer.network import handover_service as network
-from peer.network.handover_service import bequeath
+from peer.network.handover_service import offer_handover
 from peer.optim.bounds import largest_value
 from peer.optim.grid import to_units
 from peer.optim.handover_state import HandoverState, pack_state
@@ -28,7 +28,7 @@ from protocol.errors import HetpeerError, RefusedError, UnreachableError
 from protocol.identity import EMBEDDING, Part, PeerId, stage_part
 from protocol.layout import part_layout
 from protocol.outer.ledger import Revocation
-from protocol.trust.bequests import Bequest
+from protocol.trust.handovers import HandoverOffer
 from protocol.trust.proofs import sign_revocation
 from protocol.trust.records import PeerRecord
 from tests.reference.loopback_peers import LoopbackPeer, Village, moved, village
@@ -59,7 +59,7 @@ class Volunteer:
 
     async def stand_by(self) -> None:
         while True:
-            await self.handover.inherit()
+            await self.handover.accept_handover()
             await self.peer.outer.discovery.news.until(lambda: self.handover.due)
 
 
@@ -93,8 +93,8 @@ async def start_again(made: Village, was: Volunteer) -> Volunteer:
 
 
 @asynccontextmanager
-async def standing_by(*heirs: Volunteer) -> AsyncIterator[None]:
-    loops = [asyncio.create_task(heir.stand_by()) for heir in heirs]
+async def standing_by(*successors: Volunteer) -> AsyncIterator[None]:
+    loops = [asyncio.create_task(successor.stand_by()) for successor in successors]
     yield
     for loop in loops:
         loop.cancel()
@@ -133,7 +133,7 @@ def computed(*seeds: int) -> Sums:
 
 
 def set_aside(each: Volunteer) -> Sums:
-    """What it has set aside for an heir that has not answered."""
+    """What it has set aside for a successor that has not answered."""
     if not each.handover.handovers.blob:
         return zeros()
     tensors = load(each.handover.handovers.blob)
@@ -158,7 +158,7 @@ def play(folder: Path, scene: Callable[[Village], Awaitable[None]]) -> None:
 
 def test_what_counts_and_what_is_left_is_what_was_computed_before_and_after(tmp_path: Path):
     async def scene(made: Village) -> None:
-        a, b, heir = [await volunteer(made, name, 3) for name in ("a", "b")] + [await volunteer(made, "heir")]
+        a, b, successor = [await volunteer(made, name, 3) for name in ("a", "b")] + [await volunteer(made, "successor")]
         for round in (1, 2):
             await a.peer.contribute(round, 10 + round)
             await b.peer.contribute(round, 20 + round)
@@ -167,23 +167,23 @@ def test_what_counts_and_what_is_left_is_what_was_computed_before_and_after(tmp_
                 await peer.at(round)
         before = a.error_feedback()
         assert before[EMBEDDING, "model.embed_tokens.weight"].any()
-        b.peer.outer.discovery.tell(replica=b.id)  # trains: no heir
+        b.peer.outer.discovery.tell(replica=b.id)  # trains: no successor
         made.introduce()
-        async with standing_by(heir):
+        async with standing_by(successor):
             await a.handover.hand_over()
-        assert HandedOver(heir.id) in a.peer.said
-        assert Inherited(a.id, True) in heir.peer.said
+        assert HandedOver(successor.id) in a.peer.said
+        assert Inherited(a.id, True) in successor.peer.said
         assert equal(a.error_feedback(), zeros())
-        assert equal(heir.error_feedback(), before)
-        assert heir.handover.trainer.optimizer_tensors().keys() == a.handover.trainer.optimizer_tensors().keys()
-        await heir.peer.contribute(3, 33)
-        everybody = [a, b, heir]
+        assert equal(successor.error_feedback(), before)
+        assert successor.handover.trainer.optimizer_tensors().keys() == a.handover.trainer.optimizer_tensors().keys()
+        await successor.peer.contribute(3, 33)
+        everybody = [a, b, successor]
         total = computed(11, 12, 21, 22, 33)
         assert equal(plus(applied(everybody), *(each.error_feedback() for each in everybody)), total)
-        a, heir = await start_again(made, a), await start_again(made, heir)  # and all of it is on disk
-        everybody = [a, b, heir]
+        a, successor = await start_again(made, a), await start_again(made, successor)  # and all of it is on disk
+        everybody = [a, b, successor]
         assert equal(plus(applied(everybody), *(each.error_feedback() for each in everybody)), total)
-        assert heir.handover.handovers.taken == {a.id: 1}
+        assert successor.handover.handovers.taken == {a.id: 1}
 
     play(tmp_path, scene)
 
@@ -199,24 +199,24 @@ def test_it_counts_once_wherever_giver_and_heir_are_killed_or_cut_off(
         kind = chance.choice(["before", "after", "never"])
         if kind == "before":
             raise UnreachableError("cut off")
-        reason = await bequeath(*arguments)  # type: ignore[arg-type]
+        reason = await offer_handover(*arguments)  # type: ignore[arg-type]
         if kind == "after":
             raise UnreachableError("cut off")
         return reason
 
-    monkeypatch.setattr(swarm, "bequeath", breaking)
+    monkeypatch.setattr(swarm, "offer_handover", breaking)
 
     async def scene(made: Village) -> None:
-        giver, heir = await volunteer(made, "giver", 2), await volunteer(made, "heir")
+        giver, successor = await volunteer(made, "giver", 2), await volunteer(made, "successor")
         seeds = [1]
         await giver.peer.contribute(1, 1)
         for number in range(2, 7):
-            async with standing_by(heir):
+            async with standing_by(successor):
                 await giver.handover.hand_over()
-            everybody = [giver, heir]
+            everybody = [giver, successor]
             held = [each.error_feedback() for each in everybody]
             once = Counter({giver.id: giver.handover.handovers.given})
-            if not once - Counter(heir.handover.handovers.taken):
+            if not once - Counter(successor.handover.handovers.taken):
                 held.append(zeros())  # taken, whether the giver knows or not
             else:
                 held.append(set_aside(giver))
@@ -224,10 +224,10 @@ def test_it_counts_once_wherever_giver_and_heir_are_killed_or_cut_off(
             if chance.random() < 0.7:
                 giver = await start_again(made, giver)
             if chance.random() < 0.7:
-                heir = await start_again(made, heir)
+                successor = await start_again(made, successor)
             giver.handover.open()
             await giver.handover.settle() if not chance.random() < 0.5 else None
-            author = chance.choice([giver, heir])
+            author = chance.choice([giver, successor])
             await author.peer.contribute(number, number)
             seeds.append(number)
 
@@ -237,20 +237,20 @@ def test_it_counts_once_wherever_giver_and_heir_are_killed_or_cut_off(
 def test_an_heir_that_declines_leaves_it_to_the_next_and_to_nobody(tmp_path: Path):
     async def scene(made: Village) -> None:
         a, b, c = [await volunteer(made, name, 1) for name in "abc"]
-        giver, *heirs = sorted((a, b, c), key=lambda each: each.id)
+        giver, *successors = sorted((a, b, c), key=lambda each: each.id)
         await giver.peer.contribute(1, 1)
         before = giver.error_feedback()
-        for heir in heirs:
-            heir.handover.close()
+        for successor in successors:
+            successor.handover.close()
         await giver.handover.hand_over()
         assert equal(giver.error_feedback(), before)
         assert any(str(giver.peer.outer.folder) in e.doing for e in giver.peer.said if isinstance(e, Progress))
-        heirs[1].handover.open()
-        async with standing_by(*heirs):
+        successors[1].handover.open()
+        async with standing_by(*successors):
             await giver.handover.hand_over()
-        assert HandedOver(heirs[1].id) in giver.peer.said
-        assert equal(heirs[1].error_feedback(), before)
-        assert equal(heirs[0].error_feedback(), zeros())
+        assert HandedOver(successors[1].id) in giver.peer.said
+        assert equal(successors[1].error_feedback(), before)
+        assert equal(successors[0].error_feedback(), zeros())
 
     play(tmp_path, scene)
 
@@ -259,13 +259,13 @@ def test_an_heir_that_never_comes_to_it_declines(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(network, "HANDOVER_TIMEOUT_SECONDS", 0.1)
 
     async def scene(made: Village) -> None:
-        giver, heir = await volunteer(made, "giver"), await volunteer(made, "heir")
+        giver, successor = await volunteer(made, "giver"), await volunteer(made, "successor")
         await giver.peer.contribute(1, 1)
         before = giver.error_feedback()
         await giver.handover.hand_over()
         assert any("busy" in event.doing for event in giver.peer.said if isinstance(event, Progress))
-        await heir.handover.inherit()
-        assert equal(heir.error_feedback(), zeros())
+        await successor.handover.accept_handover()
+        assert equal(successor.error_feedback(), zeros())
         assert equal(giver.error_feedback(), before)
 
     play(tmp_path, scene)
@@ -288,7 +288,7 @@ def test_without_an_heir_it_stays_in_the_folder(tmp_path: Path):
 
 def test_who_has_nothing_asks_nobody(tmp_path: Path):
     async def scene(made: Village) -> None:
-        giver, _ = await volunteer(made, "giver"), await volunteer(made, "heir")
+        giver, _ = await volunteer(made, "giver"), await volunteer(made, "successor")
         await giver.handover.hand_over()
         assert giver.peer.said == []
 
@@ -305,20 +305,20 @@ def test_an_optimizers_state_is_taken_only_by_who_has_none_that_is_warmed_up(
     monkeypatch.setattr(sys.modules[__name__], "MANIFEST", MANIFEST.model_copy(update={"inner": inner}))
 
     async def scene(made: Village) -> None:
-        giver, heir = await volunteer(made, "giver", 30), await volunteer(made, "heir", steps)
-        own = copied(heir.handover.trainer.optimizer_tensors())
-        async with standing_by(heir):
+        giver, successor = await volunteer(made, "giver", 30), await volunteer(made, "successor", steps)
+        own = copied(successor.handover.trainer.optimizer_tensors())
+        async with standing_by(successor):
             await giver.handover.hand_over()
-        now, theirs = (each.handover.trainer.optimizer_tensors() for each in (heir, giver))
+        now, theirs = (each.handover.trainer.optimizer_tensors() for each in (successor, giver))
         expected = theirs if takes else own
         assert all(torch.equal(now[key], tensor) for key, tensor in expected.items())
-        assert Inherited(giver.id, takes) in heir.peer.said
+        assert Inherited(giver.id, takes) in successor.peer.said
 
     play(tmp_path, scene)
 
 
-def changed(legacy: HandoverState, key: str, tensor: torch.Tensor | None) -> bytes:
-    tensors = load(pack_state(legacy))
+def changed(handed_over: HandoverState, key: str, tensor: torch.Tensor | None) -> bytes:
+    tensors = load(pack_state(handed_over))
     tensors[key] = tensor if tensor is not None else tensors[key]
     if tensor is None:
         del tensors[key]
@@ -328,30 +328,38 @@ def changed(legacy: HandoverState, key: str, tensor: torch.Tensor | None) -> byt
 NORM = "error_feedback.stage-0.model.layers.0.input_layernorm.weight"
 MEAN = "optimizer.0.0.exp_avg"
 HOSTILE = {
-    "no safetensors": (lambda legacy: b"x" * 500, "no safetensors file"),
-    "empty": (lambda legacy: b"", "no safetensors file"),
-    "a tensor missing": (lambda legacy: changed(legacy, NORM, None), "without the error feedback"),
-    "another shape": (lambda legacy: changed(legacy, NORM, torch.zeros(17, dtype=torch.int32)), "without the error"),
-    "another type": (lambda legacy: changed(legacy, NORM, torch.zeros(16)), "without the error feedback"),
+    "no safetensors": (lambda handed_over: b"x" * 500, "no safetensors file"),
+    "empty": (lambda handed_over: b"", "no safetensors file"),
+    "a tensor missing": (lambda handed_over: changed(handed_over, NORM, None), "without the error feedback"),
+    "another shape": (
+        lambda handed_over: changed(handed_over, NORM, torch.zeros(17, dtype=torch.int32)),
+        "without the error",
+    ),
+    "another type": (lambda handed_over: changed(handed_over, NORM, torch.zeros(16)), "without the error feedback"),
     "larger than honest": (
-        lambda legacy: changed(legacy, NORM, torch.full((16,), 2**30, dtype=torch.int32)),
+        lambda handed_over: changed(handed_over, NORM, torch.full((16,), 2**30, dtype=torch.int32)),
         "larger than honest work",
     ),
     "the smallest integer": (
-        lambda legacy: changed(legacy, NORM, torch.full((16,), -(2**31), dtype=torch.int32)),
+        lambda handed_over: changed(handed_over, NORM, torch.full((16,), -(2**31), dtype=torch.int32)),
         "larger than honest work",
     ),
-    "a tensor of nothing": (lambda legacy: changed(legacy, "error_feedback.stage-9.w", torch.zeros(1)), "no part"),
+    "a tensor of nothing": (
+        lambda handed_over: changed(handed_over, "error_feedback.stage-9.w", torch.zeros(1)),
+        "no part",
+    ),
     "moments that are no numbers": (
-        lambda legacy: changed(legacy, MEAN, torch.full_like(load(pack_state(legacy))[MEAN], float("nan"))),
+        lambda handed_over: changed(
+            handed_over, MEAN, torch.full_like(load(pack_state(handed_over))[MEAN], float("nan"))
+        ),
         "no gradients make",
     ),
     "moments that make leaps": (
-        lambda legacy: changed(legacy, MEAN, torch.full_like(load(pack_state(legacy))[MEAN], 1e6)),
+        lambda handed_over: changed(handed_over, MEAN, torch.full_like(load(pack_state(handed_over))[MEAN], 1e6)),
         "no gradients make",
     ),
-    "moments of other parameters": (lambda legacy: changed(legacy, MEAN, None), "other parameters"),
-    "too large": (lambda legacy: b"x" * 2**20, "more than a stage can have"),
+    "moments of other parameters": (lambda handed_over: changed(handed_over, MEAN, None), "other parameters"),
+    "too large": (lambda handed_over: b"x" * 2**20, "more than a stage can have"),
 }
 
 
@@ -360,16 +368,16 @@ def test_what_is_not_valid_is_declined_and_changes_nothing(tmp_path: Path, kind:
     make, why = HOSTILE[kind]
 
     async def scene(made: Village) -> None:
-        giver, heir = await volunteer(made, "giver", 2), await volunteer(made, "heir", 1)
-        before = copied(heir.handover.trainer.optimizer_tensors())
-        blob = make(giver.handover._legacy())
-        giver.handover.handovers.set_aside(heir.id, blob)
-        async with standing_by(heir):
-            reason = await bequeath(offer_of(giver, heir), record_of(heir), giver.peer.outer.reconciler)
+        giver, successor = await volunteer(made, "giver", 2), await volunteer(made, "successor", 1)
+        before = copied(successor.handover.trainer.optimizer_tensors())
+        blob = make(giver.handover._state_to_hand_over())
+        giver.handover.handovers.set_aside(successor.id, blob)
+        async with standing_by(successor):
+            reason = await offer_handover(offer_of(giver, successor), record_of(successor), giver.peer.outer.reconciler)
         assert why in reason
-        assert equal(heir.error_feedback(), zeros())
-        assert heir.handover.handovers.taken == {}
-        now = heir.handover.trainer.optimizer_tensors()
+        assert equal(successor.error_feedback(), zeros())
+        assert successor.handover.handovers.taken == {}
+        now = successor.handover.trainer.optimizer_tensors()
         assert all(torch.equal(before[key], tensor) for key, tensor in now.items())
 
     play(tmp_path, scene)
@@ -381,80 +389,82 @@ def test_what_is_handed_over_is_bounded_by_the_round_that_its_heir_is_in(tmp_pat
     first, now = (largest_value(MANIFEST, tensor, (16,), round) // 2 for round in (1, 6))
 
     async def scene(made: Village) -> None:
-        giver, heir = await volunteer(made, "giver", 2), await volunteer(made, "heir")
+        giver, successor = await volunteer(made, "giver", 2), await volunteer(made, "successor")
         for round in range(1, 6):
             await giver.peer.contribute(round, round)
             await made.compare_all()
             for peer in made.peers:
                 await peer.at(round)
         made.introduce()
-        assert heir.peer.outer.clock == 6
+        assert successor.peer.outer.clock == 6
         for value, taken in ((now + 1, False), (now, True)):
-            blob = changed(giver.handover._legacy(), NORM, torch.full((16,), value, dtype=torch.int32))
-            giver.handover.handovers.set_aside(heir.id, blob)
-            async with standing_by(heir):
-                reason = await bequeath(offer_of(giver, heir), record_of(heir), giver.peer.outer.reconciler)
+            blob = changed(giver.handover._state_to_hand_over(), NORM, torch.full((16,), value, dtype=torch.int32))
+            giver.handover.handovers.set_aside(successor.id, blob)
+            async with standing_by(successor):
+                reason = await offer_handover(
+                    offer_of(giver, successor), record_of(successor), giver.peer.outer.reconciler
+                )
             assert (reason == "") == taken
         assert now > first
-        assert heir.error_feedback()[stage_part(0), tensor].tolist() == [now] * 16
+        assert successor.error_feedback()[stage_part(0), tensor].tolist() == [now] * 16
 
     play(tmp_path, scene)
 
 
-def offer_of(giver: Volunteer, heir: Volunteer) -> Bequest:
+def offer_of(giver: Volunteer, successor: Volunteer) -> HandoverOffer:
     handovers = giver.handover.handovers
-    return Bequest(giver.id, heir.id, handovers.given, 0, handovers.sha256, len(handovers.blob))
+    return HandoverOffer(giver.id, successor.id, handovers.given, 0, handovers.sha256, len(handovers.blob))
 
 
-def record_of(heir: Volunteer) -> PeerRecord:
-    return heir.peer.outer.discovery.record
+def record_of(successor: Volunteer) -> PeerRecord:
+    return successor.peer.outer.discovery.record
 
 
 def test_who_does_not_know_yet_or_is_another_gives_no_answer_that_counts(tmp_path: Path):
     async def scene(made: Village) -> None:
-        giver, heir, other = [await volunteer(made, name, 1) for name in ("giver", "heir", "other")]
+        giver, successor, other = [await volunteer(made, name, 1) for name in ("giver", "successor", "other")]
         await giver.peer.contribute(1, 1)
-        giver.handover.handovers.set_aside(heir.id, pack_state(giver.handover._legacy()))
-        offer, reconciler = offer_of(giver, heir), giver.peer.outer.reconciler
+        giver.handover.handovers.set_aside(successor.id, pack_state(giver.handover._state_to_hand_over()))
+        offer, reconciler = offer_of(giver, successor), giver.peer.outer.reconciler
         with pytest.raises(RefusedError, match="this is not peer"):
-            await bequeath(offer, record_of(other), reconciler)
-        heir.peer.handover.handovers = None
+            await offer_handover(offer, record_of(other), reconciler)
+        successor.peer.handover.handovers = None
         with pytest.raises(RefusedError, match="does not know yet"):
-            await bequeath(offer, record_of(heir), reconciler)
+            await offer_handover(offer, record_of(successor), reconciler)
 
     play(tmp_path, scene)
 
 
 def test_a_second_call_waits_for_the_end_of_the_first(tmp_path: Path):
     async def scene(made: Village) -> None:
-        giver, heir = await volunteer(made, "giver", 1), await volunteer(made, "heir")
+        giver, successor = await volunteer(made, "giver", 1), await volunteer(made, "successor")
         await giver.peer.contribute(1, 1)
         before = giver.error_feedback()
-        await giver.handover._set_aside(heir.peer.outer.discovery.record)
-        offer, reconciler = offer_of(giver, heir), giver.peer.outer.reconciler
-        first = asyncio.create_task(bequeath(offer, record_of(heir), reconciler))
-        await heir.peer.outer.discovery.news.until(lambda: heir.handover.due)
+        await giver.handover._set_aside(successor.peer.outer.discovery.record)
+        offer, reconciler = offer_of(giver, successor), giver.peer.outer.reconciler
+        first = asyncio.create_task(offer_handover(offer, record_of(successor), reconciler))
+        await successor.peer.outer.discovery.news.until(lambda: successor.handover.due)
         first.cancel()  # the giver hangs up
         with suppress(asyncio.CancelledError, HetpeerError):
             await first
-        second = asyncio.create_task(bequeath(offer, record_of(heir), reconciler))
-        async with standing_by(heir):
+        second = asyncio.create_task(offer_handover(offer, record_of(successor), reconciler))
+        async with standing_by(successor):
             assert await second == ""
-            assert await bequeath(offer, record_of(heir), reconciler) == ""
-        assert equal(heir.error_feedback(), before)
+            assert await offer_handover(offer, record_of(successor), reconciler) == ""
+        assert equal(successor.error_feedback(), before)
 
     play(tmp_path, scene)
 
 
-def test_nobody_inherits_from_whom_the_operator_has_taken_out(tmp_path: Path):
+def test_nobody_takes_over_from_whom_the_operator_has_taken_out(tmp_path: Path):
     async def scene(made: Village) -> None:
-        giver, heir = await volunteer(made, "giver", 1), await volunteer(made, "heir")
+        giver, successor = await volunteer(made, "giver", 1), await volunteer(made, "successor")
         await giver.peer.contribute(1, 1)
         before = giver.error_feedback()
-        heir.peer.intake.revoke(sign_revocation(made.operator, made.authority, Revocation(giver.id, 1, 1)))
-        async with standing_by(heir):
+        successor.peer.intake.revoke(sign_revocation(made.operator, made.authority, Revocation(giver.id, 1, 1)))
+        async with standing_by(successor):
             await giver.handover.hand_over()
-        assert equal(heir.error_feedback(), zeros())
+        assert equal(successor.error_feedback(), zeros())
         assert equal(giver.error_feedback(), before)
 
     play(tmp_path, scene)
