@@ -50,13 +50,13 @@ def measure(preset: str, context: int, processes: int) -> Row:
     replica = ShardedReplica(run, torch.device("cpu"), Split(processes, cores()), lambda doing: None)
     try:
         replica.start()
-        assert replica.crew is not None
+        assert replica.worker_pool is not None
         base = most_of(replica)
         replica.load(grids)
         for step in range(STEPS):
             batch_SM = torch.randint(0, run.model.vocabulary, (run.inner.sequences, context + 1))
             replica.inner_step(batch_SM, step)
-        held = [answer.sizes for answer in replica.crew.tell("held_bytes")]
+        held = [answer.sizes for answer in replica.worker_pool.run("held_bytes")]
         most = {kind: max(sizes[kind] for sizes in held) for kind in held[0]}
         peak = most_of(replica)
     finally:
@@ -67,9 +67,9 @@ def measure(preset: str, context: int, processes: int) -> Row:
 
 def most_of(replica: ShardedReplica) -> int:
     """The most memory that any of its workers has had; 0 where the system does not say."""
-    assert replica.crew is not None
+    assert replica.worker_pool is not None
     with suppress(OSError):
-        return max(peak_bytes(worker.process.pid) for worker in replica.crew.workers)
+        return max(peak_bytes(worker.process.pid) for worker in replica.worker_pool.workers)
     return 0
 
 

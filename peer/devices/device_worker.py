@@ -1,5 +1,5 @@
-"""A process of the crew: it computes its share of a datacenter replica, as the daemon orders, and ends when the daemon
-does.
+"""A process of the worker pool: it computes its share of a datacenter replica, as the daemon orders, and ends when the
+daemon does.
 
 The share is a part of the rows of every weight, gradient and moment (FSDP2). Each of N processes runs the whole model
 over its share of the sequences. A layer's weights are together only while it computes; its gradients are averaged over
@@ -28,7 +28,7 @@ from torch.distributed.tensor import DTensor
 from peer.compute.arithmetic import Arithmetic
 from peer.compute.capacity import give_large_blocks_back, lower_priority
 from peer.compute.design import Boundaries, design
-from peer.devices.messages import Answer, Begin, Order, answer, receive_order
+from peer.devices.messages import Answer, Begin, Order, receive_order, send_answer
 from peer.devices.weights import EMBEDDING_STAGE, embedding_key, rows_at_ranks, trained
 from peer.model.stage import Stage
 from peer.optim import inner
@@ -272,13 +272,13 @@ def work(rank: int, handle: int) -> None:
     threading.Thread(target=_listen, args=(connection, orders, order.begin.rendezvous), daemon=True).start()
     try:
         shard = _begin(order.begin, rank)
-        answer(connection, Answer())
+        send_answer(connection, Answer())
         while True:
-            answer(connection, _carry_out(shard, *orders.get()))
+            send_answer(connection, _carry_out(shard, *orders.get()))
     except torch.OutOfMemoryError as error:
-        answer(connection, Answer(error=str(error).splitlines()[0], kind="memory"))
+        send_answer(connection, Answer(error=str(error).splitlines()[0], kind="memory"))
     except Exception:  # the daemon says it, if no other process has ended: then this is but a consequence
-        answer(connection, Answer(error=traceback.format_exc(), kind="failed"))
+        send_answer(connection, Answer(error=traceback.format_exc(), kind="failed"))
     signal.pause()  # until the daemon has understood
 
 

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from peer import version
-from peer.devices.messages import Do, Order, answer, encoded, read_answers, receive_order
+from peer.devices.messages import Do, Order, encoded, read_answers, receive_order, send_answer
 from peer.devices.weights import rows_at_ranks
 from protocol.addresses import join_address
 from protocol.clock import unix_time
@@ -131,7 +131,7 @@ class Welcome:
 _HELLO, _WELCOME = TypeAdapter(Hello), TypeAdapter(Welcome)
 
 
-def told_hello(hello: Hello) -> bytes:
+def pack_hello(hello: Hello) -> bytes:
     """A `Hello` as JSON."""
     return json.dumps(asdict(hello)).encode()
 
@@ -164,7 +164,7 @@ def tensor_pieces(
 
 
 class LinkedMachine:
-    """Another machine that has called, and the thread that talks to it. `connection` is for the crew."""
+    """Another machine that has called, and the thread that talks to it. `connection` is for the worker pool."""
 
     def __init__(self, link: MachineLink, hello: Hello) -> None:
         self.link = link
@@ -213,7 +213,7 @@ class LinkedMachine:
                     self.link.send(encoded(awaited[0]), tensors)
                 while self.link.waits():
                     if message := self.link.receive():
-                        self._hear(message, awaited)
+                        self._receive_answers(message, awaited)
                         awaited = None
             if self._last is not None:
                 self.link.send(encoded(self._last))
@@ -227,13 +227,13 @@ class LinkedMachine:
             self.link.close()
             self._theirs.close()
 
-    def _hear(self, message: bytes, awaited: tuple[Order, dict[str, Tensor]] | None) -> None:
+    def _receive_answers(self, message: bytes, awaited: tuple[Order, dict[str, Tensor]] | None) -> None:
         answers = read_answers(message)
         bad = next((reply for reply in answers if reply.kind in ("memory", "failed")), None)
         if bad is not None:
             self._reason = f"{self}: {printable(' '.join(bad.error.split()))[:MOST_REASON_CHARACTERS]}"
             if awaited is not None:
-                answer(self._theirs, replace(bad, error=self._reason))
+                send_answer(self._theirs, replace(bad, error=self._reason))
             raise FormatError(self._reason)
         if awaited is None or len(answers) != self.nproc:
             raise FormatError(f"{len(answers)} answers that nobody has asked for")
@@ -241,7 +241,7 @@ class LinkedMachine:
             for piece in self._pieces(*awaited):
                 self.link.receive_into(piece)
         for reply in answers:
-            answer(self._theirs, reply)
+            send_answer(self._theirs, reply)
 
     def _pieces(self, order: Order, tensors: Mapping[str, Tensor]) -> Iterator[memoryview]:
         return tensor_pieces(order, tensors, self.ranks, self.first, self.nproc)

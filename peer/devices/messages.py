@@ -1,6 +1,6 @@
 """The messages between the daemon and its worker processes: an order, and an answer, both small JSON. Tensors travel as
-a `Parcel`: a piece of memory without a name that the processes share, passed on as a file descriptor. That is not
-torch's own sharing, which uses /dev/shm: a container has 64 MB of that.
+a `SharedTensors`: a piece of memory without a name that the processes share, passed on as a file descriptor. That is
+not torch's own sharing, which uses /dev/shm: a container has 64 MB of that.
 
 Each process has a connection of its own to the daemon, which is its leash, too: when it ends, the process does.
 """
@@ -27,16 +27,16 @@ from protocol.errors import FormatError
 
 MOST_ORDER_BYTES = 2**24
 
-PARCEL_DTYPES = {"float32": torch.float32, "int64": torch.int64}
+SHARED_DTYPES = {"float32": torch.float32, "int64": torch.int64}
 
-PARCEL_ALIGNMENT = 64
+SHARED_ALIGNMENT = 64
 
 TensorLayout = Mapping[str, tuple[str, tuple[int, ...]]]
 """Name → dtype and shape, as JSON can say it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Parcel:
+class SharedTensors:
     """Tensors at the places that their layout says. The memory lives as long as one of them does anywhere."""
 
     layout: TensorLayout
@@ -45,7 +45,7 @@ class Parcel:
 
 
 @contextmanager
-def shared_parcel(layout: TensorLayout) -> Iterator[Parcel]:
+def shared_tensors(layout: TensorLayout) -> Iterator[SharedTensors]:
     """New tensors, all zeros, in memory of their own; other processes can be given them within the block."""
     if sys.platform == "linux":
         handle = os.memfd_create("hetpeer")
@@ -54,7 +54,7 @@ def shared_parcel(layout: TensorLayout) -> Iterator[Parcel]:
             handle = os.dup(file.fileno())
     try:
         os.ftruncate(handle, _end(layout))
-        yield Parcel(layout, unpack_tensors(handle, layout), handle)
+        yield SharedTensors(layout, unpack_tensors(handle, layout), handle)
     finally:
         os.close(handle)
 
@@ -64,7 +64,7 @@ def unpack_tensors(handle: int, layout: TensorLayout) -> dict[str, Tensor]:
     memory = mmap.mmap(handle, _end(layout))
     tensors, place = {}, 0
     for name, (dtype, shape) in layout.items():
-        kind, count = PARCEL_DTYPES[dtype], prod(shape)
+        kind, count = SHARED_DTYPES[dtype], prod(shape)
         flat = torch.frombuffer(memory, dtype=kind, count=count, offset=place) if count else torch.empty(0, dtype=kind)
         tensors[name] = flat.view(shape)
         place += _room(dtype, shape)
@@ -82,7 +82,7 @@ def _end(layout: TensorLayout) -> int:
 
 def _room(dtype: str, shape: tuple[int, ...]) -> int:
     """Bytes of one tensor and of what is left free behind it."""
-    return -(-PARCEL_DTYPES[dtype].itemsize * prod(shape) // PARCEL_ALIGNMENT) * PARCEL_ALIGNMENT
+    return -(-SHARED_DTYPES[dtype].itemsize * prod(shape) // SHARED_ALIGNMENT) * SHARED_ALIGNMENT
 
 
 Do = Literal["begin", "load", "load_moments", "warm_up", "step", "weights", "moments", "evaluate", "held_bytes", "end"]
@@ -130,15 +130,17 @@ class Answer:
     kind: Literal["", "diverged", "memory", "failed"] = ""
 
 
-def send_order(connection: "Connection[bytes, bytes]", order: Order, parcel: Parcel | None, process: int) -> None:
+def send_order(
+    connection: "Connection[bytes, bytes]", order: Order, shared: SharedTensors | None, process: int
+) -> None:
     """Send an order to a process, and the tensors of its layout.
 
     Raises:
         OSError: it has gone.
     """
     connection.send_bytes(encoded(order))
-    if parcel is not None:
-        send_handle(connection, parcel.handle, process)
+    if shared is not None:
+        send_handle(connection, shared.handle, process)
 
 
 def receive_order(connection: "Connection[bytes, bytes]") -> tuple[Order, dict[str, Tensor]]:
@@ -157,12 +159,12 @@ def receive_order(connection: "Connection[bytes, bytes]") -> tuple[Order, dict[s
         os.close(handle)
 
 
-def answer(connection: "Connection[bytes, bytes]", said: Answer) -> None:
+def send_answer(connection: "Connection[bytes, bytes]", reply: Answer) -> None:
     """Send an answer to the daemon."""
-    connection.send_bytes(encoded(said))
+    connection.send_bytes(encoded(reply))
 
 
-def hear(connection: "Connection[bytes, bytes]") -> Answer:
+def receive_answer(connection: "Connection[bytes, bytes]") -> Answer:
     """The answer of a process.
 
     Raises:
@@ -174,9 +176,9 @@ def hear(connection: "Connection[bytes, bytes]") -> Answer:
 _ORDER, _ANSWERS = TypeAdapter(Order), TypeAdapter(Answer | tuple[Answer, ...])
 
 
-def encoded(said: Order | Answer | tuple[Answer, ...]) -> bytes:
+def encoded(message: Order | Answer | tuple[Answer, ...]) -> bytes:
     """An order, an answer, or the answers of several processes, as JSON."""
-    return json.dumps([asdict(each) for each in said] if isinstance(said, tuple) else asdict(said)).encode()
+    return json.dumps([asdict(each) for each in message] if isinstance(message, tuple) else asdict(message)).encode()
 
 
 def read_order(message: bytes) -> Order:
@@ -198,7 +200,7 @@ def read_answers(message: bytes) -> tuple[Answer, ...]:
         FormatError: there are none.
     """
     try:
-        said = _ANSWERS.validate_json(message)
+        answers = _ANSWERS.validate_json(message)
     except ValidationError as error:
         raise FormatError(f"no answer of a worker: {error.errors()[0]['msg']}") from None
-    return said if isinstance(said, tuple) else (said,)
+    return answers if isinstance(answers, tuple) else (answers,)

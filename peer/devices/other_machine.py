@@ -20,13 +20,13 @@ from peer.devices.machines import (
     POLL_SECONDS,
     Hello,
     MachineLink,
+    pack_hello,
     read_welcome,
     tensor_pieces,
-    told_hello,
 )
-from peer.devices.messages import Answer, Begin, Order, TensorLayout, encoded, read_order, shared_parcel
+from peer.devices.messages import Answer, Begin, Order, TensorLayout, encoded, read_order, shared_tensors
 from peer.devices.weights import moments_layout, weights_layout
-from peer.devices.workers import Crew
+from peer.devices.workers import WorkerPool
 from protocol.addresses import split_address
 from protocol.clock import monotonic, unix_time
 from protocol.errors import (
@@ -75,10 +75,10 @@ class OtherMachine:
         self.first = first
         self.call = call
         self.say = say
-        self.crew: Crew | None = None
+        self.worker_pool: WorkerPool | None = None
         self.manifest: Manifest | None = None
         self.gone_since = monotonic()
-        self._told = ""
+        self._last_reason = ""
         self._stopped = threading.Event()
 
     def run(self) -> None:
@@ -92,23 +92,23 @@ class OtherMachine:
         while not self._stopped.is_set():
             link = None
             try:
-                link = self.call(told_hello(self.hello))
+                link = self.call(pack_hello(self.hello))
                 if self._serve(link):
                     self.say("the run is over")
                     return
             except (OSError, FormatError, LostMemberError, UnreachableError) as error:
                 self._wait(str(error) or type(error).__name__)
             finally:
-                self._end_crew()
+                self._end_worker_pool()
                 if link is not None:
                     link.close()
 
     def stop(self) -> None:
         """End soon: the processes at once."""
         self._stopped.set()
-        crew = self.crew
-        if crew is not None:
-            crew.stop()
+        worker_pool = self.worker_pool
+        if worker_pool is not None:
+            worker_pool.stop()
 
     def _wait(self, why: str) -> None:
         if self._stopped.is_set():
@@ -118,8 +118,8 @@ class OtherMachine:
                 f"the first machine, {self.first}, has been gone for {lasting(GONE_SECONDS)}: {why}; start this one "
                 "again once it is there"
             )
-        if why != self._told:
-            self._told = why
+        if why != self._last_reason:
+            self._last_reason = why
             since = moment(unix_time() - silence)
             self.say(
                 f"machine {self.hello.node_rank} waits for the first machine, {self.first}, since {since}, and for at "
@@ -143,12 +143,12 @@ class OtherMachine:
             if welcome.final:
                 raise RefusedError(why)
             raise LostMemberError(why)
-        self._told = ""
+        self._last_reason = ""
         self.say(f"the first machine, {self.first}, has taken in machine {self.hello.node_rank}")
         while not self._stopped.is_set():
             self.gone_since = monotonic()
-            if self.crew is not None and (lost := self.crew.ended()):
-                self._tell(link, lost, "failed")
+            if self.worker_pool is not None and (lost := self.worker_pool.ended()):
+                self._report_loss(link, lost, "failed")
             if message := self._next(link):
                 order = read_order(message)
                 if order.do == "end":
@@ -156,9 +156,9 @@ class OtherMachine:
                 try:
                     self._carry_out(link, order)
                 except LostMemberError as error:
-                    self._tell(link, error, "failed")
+                    self._report_loss(link, error, "failed")
                 except ResourceError as error:
-                    self._tell(link, error, "memory")
+                    self._report_loss(link, error, "memory")
                     raise
         return False
 
@@ -169,9 +169,9 @@ class OtherMachine:
         link.keep()
         return link.receive() if link.waits() else b""
 
-    def _tell(self, link: MachineLink, error: HetpeerError, kind: str) -> None:
+    def _report_loss(self, link: MachineLink, error: HetpeerError, kind: str) -> None:
         """Tell the first machine that this one has lost its processes, and wait until it has hung up."""
-        self._end_crew()
+        self._end_worker_pool()
         if self._stopped.is_set():
             return
         self.say(str(error))
@@ -187,15 +187,15 @@ class OtherMachine:
         if order.begin is not None:
             link.send(encoded(tuple(self._begin(link, order.begin))), iter(()))
             return
-        if self.crew is None or self.manifest is None or order.layout != self._expected(order):
+        if self.worker_pool is None or self.manifest is None or order.layout != self._expected(order):
             raise FormatError(f"the first machine asks for {order.do} of other tensors than its run has")
-        share = self.hello.nproc * self.hello.nnodes, self.crew.begin.first, self.hello.nproc
-        with shared_parcel(order.layout) as parcel:
+        share = self.hello.nproc * self.hello.nnodes, self.worker_pool.begin.first, self.hello.nproc
+        with shared_tensors(order.layout) as shared:
             if order.do not in FILLED_IN:
-                for piece in tensor_pieces(order, parcel.tensors, *share):
+                for piece in tensor_pieces(order, shared.tensors, *share):
                     link.receive_into(piece)
-            answers = self.crew.give(order, parcel if order.layout else None)
-            back = tensor_pieces(order, parcel.tensors, *share) if order.do in FILLED_IN else iter(())
+            answers = self.worker_pool.dispatch(order, shared if order.layout else None)
+            back = tensor_pieces(order, shared.tensors, *share) if order.do in FILLED_IN else iter(())
             link.send(encoded(tuple(answers)), back)
 
     def _begin(self, link: MachineLink, asked: Begin) -> list[Answer]:
@@ -207,7 +207,7 @@ class OtherMachine:
             raise FormatError("the first machine begins without a manifest, or without a store to meet at") from None
         ranks = self.hello.nnodes * self.hello.nproc
         is_known = asked.ranks == ranks and asked.device == self.hello.device and not asked.rendezvous
-        if self.crew is not None or not (is_known and 0 < asked.patience <= MOST_PATIENCE):
+        if self.worker_pool is not None or not (is_known and 0 < asked.patience <= MOST_PATIENCE):
             raise FormatError("the first machine begins otherwise than it said")
         require_devices(
             self.manifest,
@@ -234,10 +234,10 @@ class OtherMachine:
             niceness=self.limits.niceness,
             first=self.hello.node_rank * self.hello.nproc,
         )
-        self.crew = Crew(begin, self.hello.nproc, interface=link.interface, meanwhile=meanwhile)
+        self.worker_pool = WorkerPool(begin, self.hello.nproc, interface=link.interface, meanwhile=meanwhile)
         if self._stopped.is_set():  # here, as another thread may just have called `stop`
-            self.crew.stop()
-        return self.crew.start()
+            self.worker_pool.stop()
+        return self.worker_pool.start()
 
     def _expected(self, order: Order) -> TensorLayout:
         """The layout that the tensors of an order have in this run."""
@@ -260,7 +260,7 @@ class OtherMachine:
                 return {**weights_layout(self.manifest), "held_out": ("int64", (count, tokens)), **basis}
         return {}
 
-    def _end_crew(self) -> None:
-        if self.crew is not None:
-            self.crew.stop()
-            self.crew = None
+    def _end_worker_pool(self) -> None:
+        if self.worker_pool is not None:
+            self.worker_pool.stop()
+            self.worker_pool = None

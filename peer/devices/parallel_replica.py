@@ -15,9 +15,9 @@ from torch import Tensor
 from peer.compute.on_demand import OnDemand
 from peer.compute.trainer import GridView
 from peer.devices.machines import Machines
-from peer.devices.messages import Answer, Do, Parcel, layout_of, shared_parcel
+from peer.devices.messages import Answer, Do, SharedTensors, layout_of, shared_tensors
 from peer.devices.weights import by_part, fill, moments_layout, weights_layout
-from peer.devices.workers import Crew, Split, worker_settings
+from peer.devices.workers import Split, WorkerPool, worker_settings
 from peer.optim.grid import to_float
 from protocol.errors import LostMemberError, ResourceError
 from protocol.identity import Part
@@ -28,9 +28,9 @@ MOST_LOST = 3
 
 
 class ShardedReplica:
-    """A datacenter replica that several worker processes compute, its *crew*. `machines`: the other machines that have
-    such processes, if the split is over several. `say` is called with a line for the owner before what takes long.
-    `stop` and `missing` may be called from any thread, all else from one."""
+    """A datacenter replica that several worker processes compute, its *worker pool*. `machines`: the other machines
+    that have such processes, if the split is over several. `say` is called with a line for the owner before what takes
+    long. `stop` and `missing` may be called from any thread, all else from one."""
 
     def __init__(
         self,
@@ -45,23 +45,24 @@ class ShardedReplica:
         self.split = split
         self.say = say
         self.machines = machines
-        self.crew: Crew | None = None
+        self.worker_pool: WorkerPool | None = None
         """The worker processes; None: none are running."""
         self.moments: Mapping[str, Tensor] = {}
-        """The optimizer's state at the end of the last round: each new crew is given it."""
+        """The optimizer's state at the end of the last round: each new worker pool is given it."""
         self.loaded = False
-        """Whether the crew has the weights of the round under way; without them a step raises LostMemberError."""
+        """Whether the worker pool has the weights of the round under way; without them a step raises
+        LostMemberError."""
         self.began: Mapping[Part, GridView] = {}
         """θ from which the inner loop started, for Δ."""
         self.lost: list[str] = []
-        """A line for each loss of a crew since a round was last done."""
+        """A line for each loss of a worker pool since a round was last done."""
         self.stopped = False
         self.over = False
         """Whether the run is over: other machines are told so when this one stops."""
 
     def start(self) -> None:
         """See that the processes are there. It takes seconds: others should not wait for it. Raises as `load` does."""
-        if self.crew is not None:
+        if self.worker_pool is not None:
             return
         if len(self.lost) > MOST_LOST:
             raise ResourceError(
@@ -69,36 +70,38 @@ class ShardedReplica:
                 "--device and --nproc say on what a replica computes"
             )
         self.loaded = False
-        self.crew = self._crew()
+        self.worker_pool = self._new_worker_pool()
         if self.stopped:  # here, as another thread may just have called `stop`
-            self.crew.stop()
+            self.worker_pool.stop()
         try:
-            self.crew.start()
+            self.worker_pool.start()
         except LostMemberError as error:
             raise self._without(error) from None
         self._load_moments()
 
-    def _crew(self) -> Crew:
+    def _new_worker_pool(self) -> WorkerPool:
         """The processes, none of which is started. Raises LostMemberError while another machine is missing."""
-        device, own = self.device.type, self.split.processes
-        starting = f"starting {own} {'process' if own == 1 else 'processes'} that compute on {device}"
+        device, processes = self.device.type, self.split.processes
+        starting = f"starting {processes} {'process' if processes == 1 else 'processes'} that compute on {device}"
         if self.machines is None:
             self.say(starting)
-            return Crew(worker_settings(self.manifest, device, self.split), own)
+            return WorkerPool(worker_settings(self.manifest, device, self.split), processes)
         others, store = self.machines.take()
         self.say(f"{starting}, on each of {self.split.machines} machines")
-        return Crew(worker_settings(self.manifest, device, self.split, store), own, others, self.machines.interface)
+        return WorkerPool(
+            worker_settings(self.manifest, device, self.split, store), processes, others, self.machines.interface
+        )
 
     def missing(self) -> str:
         """Say which other machines are missing, and since when; empty: none is."""
-        if self.machines is None or self.crew is not None:
+        if self.machines is None or self.worker_pool is not None:
             return ""
         return self.machines.missing()
 
     def mend(self) -> None:
         """Notice now, not only at the next order, that a process has ended, and start all of them again. A round that
         was under way goes on from its start: its next step raises a LostMemberError."""
-        ended = self.crew.ended() if self.crew is not None else None
+        ended = self.worker_pool.ended() if self.worker_pool is not None else None
         if ended is None:
             return
         self.say(str(self._without(ended)))
@@ -113,16 +116,16 @@ class ShardedReplica:
             ResourceError: that has happened too often.
         """
         self.start()
-        with shared_parcel(weights_layout(self.manifest)) as parcel:
+        with shared_tensors(weights_layout(self.manifest)) as shared:
             starts = {part: dict(grid) for part, grid in {**grids, **(ahead or {})}.items()}
-            fill(parcel.tensors, self.manifest, starts)
-            self._tell("load", parcel)
+            fill(shared.tensors, self.manifest, starts)
+            self._run("load", shared)
         self.loaded, self.began = True, starts
 
     def warm_up(self) -> None:
         """Let torch compile now what it compiles at its first use. Raises as `load` does."""
         if self.split.arithmetic.compiled:
-            self._tell("warm_up")
+            self._run("warm_up")
 
     def inner_step(self, batch_SM: Tensor, step: float) -> float:
         """One inner step on `batch_SM` [sequences, L + 1], at place `step` of the run. The mean loss, in nats per
@@ -131,16 +134,16 @@ class ShardedReplica:
         Raises:
             DivergedError: the gradient is not a number.
         """
-        with shared_parcel(layout_of({"batch": batch_SM})) as parcel:
-            parcel.tensors["batch"].copy_(batch_SM)
-            return self._tell("step", parcel, step)[0].numbers[0]
+        with shared_tensors(layout_of({"batch": batch_SM})) as shared:
+            shared.tensors["batch"].copy_(batch_SM)
+            return self._run("step", shared, step)[0].numbers[0]
 
     def moved(self) -> Mapping[Part, Mapping[str, Tensor]]:
         """Δ of every part of the model, float32, on the CPU, each tensor made when it is asked for. Raises as `load`
         does."""
-        with shared_parcel(weights_layout(self.manifest)) as parcel:
-            self._tell("weights", parcel)
-        began, ends = self.began, by_part(parcel.tensors, self.manifest)
+        with shared_tensors(weights_layout(self.manifest)) as shared:
+            self._run("weights", shared)
+        began, ends = self.began, by_part(shared.tensors, self.manifest)
 
         def delta(part: Part, name: str) -> Tensor:
             return to_float(began[part][name]).sub_(ends[part][name])
@@ -154,17 +157,17 @@ class ShardedReplica:
     def optimizer_tensors(self) -> dict[str, Tensor]:
         """The optimizer's state, to keep; as `WholeReplica` has it. With it the round is over: processes that end later
         go on from here. Raises as `load` does."""
-        with shared_parcel(moments_layout(self.manifest)) as parcel:
-            self._tell("moments", parcel)
-        self.moments = parcel.tensors
+        with shared_tensors(moments_layout(self.manifest)) as shared:
+            self._run("moments", shared)
+        self.moments = shared.tensors
         self.lost.clear()
-        return parcel.tensors
+        return shared.tensors
 
     def load_optimizer(self, tensors: Mapping[str, Tensor]) -> None:
         """Take up the optimizer's state where `optimizer_tensors`, or `WholeReplica`'s, left it; nothing is no
         state."""
         self.moments = dict(tensors)
-        if self.crew is not None:
+        if self.worker_pool is not None:
             with suppress(LostMemberError):  # those that are started next get them, too
                 self._load_moments()
 
@@ -182,11 +185,11 @@ class ShardedReplica:
             try:
                 self.start()
                 self.loaded = False
-                with shared_parcel({**weights_layout(self.manifest), **layout_of(more)}) as parcel:
-                    fill(parcel.tensors, self.manifest, grids)
+                with shared_tensors({**weights_layout(self.manifest), **layout_of(more)}) as shared:
+                    fill(shared.tensors, self.manifest, grids)
                     for name, tensor in more.items():
-                        parcel.tensors[name].copy_(tensor)
-                    through, plain = self._tell("evaluate", parcel)[0].numbers
+                        shared.tensors[name].copy_(tensor)
+                    through, plain = self._run("evaluate", shared)[0].numbers
                     return through, plain
             except LostMemberError as error:
                 if self.stopped or self.machines is not None:  # who calls waits for the others, and tries again
@@ -198,27 +201,27 @@ class ShardedReplica:
         self.stopped = True
         if self.machines is not None:
             self.machines.close(self.over)
-        if self.crew is not None:
-            self.crew.stop()
+        if self.worker_pool is not None:
+            self.worker_pool.stop()
 
     def _load_moments(self) -> None:
         if self.moments:
-            with shared_parcel(moments_layout(self.manifest)) as parcel:
-                for name, tensor in parcel.tensors.items():
+            with shared_tensors(moments_layout(self.manifest)) as shared:
+                for name, tensor in shared.tensors.items():
                     tensor.copy_(self.moments[name])
-                self._tell("load_moments", parcel)
+                self._run("load_moments", shared)
 
-    def _tell(self, do: Do, parcel: Parcel | None = None, step: float = 0.0) -> list[Answer]:
-        if self.crew is None or (do in ("step", "weights", "moments") and not self.loaded):
+    def _run(self, do: Do, shared: SharedTensors | None = None, step: float = 0.0) -> list[Answer]:
+        if self.worker_pool is None or (do in ("step", "weights", "moments") and not self.loaded):
             raise LostMemberError("the processes that compute have been started again")
         try:
-            return self.crew.tell(do, parcel, step)
+            return self.worker_pool.run(do, shared, step)
         except LostMemberError as error:
             raise self._without(error) from None
 
     def _without(self, error: LostMemberError) -> LostMemberError:
-        """Note that the crew is lost; the error."""
-        self.crew = None
+        """Note that the worker pool is lost; the error."""
+        self.worker_pool = None
         self.lost.append(str(error))
         return error
 

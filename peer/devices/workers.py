@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Protocol
 
 from peer.compute.arithmetic import Arithmetic
-from peer.devices.messages import Answer, Begin, Do, Order, Parcel, hear, send_order
+from peer.devices.messages import Answer, Begin, Do, Order, SharedTensors, receive_answer, send_order
 from protocol.errors import DivergedError, HetpeerError, LostMemberError, ResourceError
 from protocol.manifest import Manifest
 
@@ -64,7 +64,7 @@ class Worker:
 
 
 class Machine(Protocol):
-    """The processes of another machine, as a crew sees them (`peer/devices/machines.py`)."""
+    """The processes of another machine, as a worker pool sees them (`peer/devices/machines.py`)."""
 
     @property
     def first(self) -> int:
@@ -98,12 +98,12 @@ def worker_settings(manifest: Manifest, device: str, split: Split, store: str = 
     )
 
 
-class Crew:
+class WorkerPool:
     """The worker processes of this machine, and those of other machines, if any. One thread calls all of this; only
     `stop` may be called by another at the same time.
 
     Those of this machine talk to others through the network `interface`. `meanwhile` is called about every second
-    while the crew waits for answers, and may raise what then ends the wait.
+    while the worker pool waits for answers, and may raise what then ends the wait.
     """
 
     def __init__(
@@ -123,14 +123,14 @@ class Crew:
         self.stopped = False
 
     def start(self) -> list[Answer]:
-        """Start all processes, and wait until they have met. Raises as `tell` does."""
+        """Start all processes, and wait until they have met. Raises as `run` does."""
         for rank in range(self.begin.first, self.begin.first + self.processes):
             self.workers.append(_spawn(rank, self.begin.threads, self.interface))
             if self.stopped:
                 self.stop()
-        return self.give(Order("begin", begin=self.begin), None)
+        return self.dispatch(Order("begin", begin=self.begin), None)
 
-    def tell(self, do: Do, parcel: Parcel | None = None, step: float = 0.0) -> list[Answer]:
+    def run(self, do: Do, shared: SharedTensors | None = None, step: float = 0.0) -> list[Answer]:
         """Let all do something with these tensors, or write into them; what they answer, by rank.
 
         Raises:
@@ -138,7 +138,7 @@ class Crew:
             ResourceError: a device is too small; they have ended.
             DivergedError: the gradient is not a number.
         """
-        answers = self.give(Order(do, parcel.layout if parcel else {}, step), parcel)
+        answers = self.dispatch(Order(do, shared.layout if shared else {}, step), shared)
         if diverged := next((reply.error for reply in answers if reply.kind == "diverged"), ""):
             raise DivergedError(diverged)
         return answers
@@ -164,19 +164,19 @@ class Crew:
         if self.begin.rendezvous:
             shutil.rmtree(self.begin.rendezvous, ignore_errors=True)
 
-    def give(self, order: Order, parcel: Parcel | None) -> list[Answer]:
-        """Let all carry out an order; what they answer, by rank. Raises as `tell` does, but tells a gradient that is
+    def dispatch(self, order: Order, shared: SharedTensors | None) -> list[Answer]:
+        """Let all carry out an order; what they answer, by rank. Raises as `run` does, but tells a gradient that is
         not a number by an answer."""
         try:
             for machine in self.machines:
-                send_order(machine.connection, order, parcel, os.getpid())
+                send_order(machine.connection, order, shared, os.getpid())
             for worker in self.workers:
-                send_order(worker.connection, order, parcel, worker.process.pid)
-            return self._hear_all()
+                send_order(worker.connection, order, shared, worker.process.pid)
+            return self._receive_answers()
         except (EOFError, OSError):
             raise self._lost(Answer()) from None
 
-    def _hear_all(self) -> list[Answer]:
+    def _receive_answers(self) -> list[Answer]:
         waiting = {worker.connection: [worker.rank] for worker in self.workers}
         for machine in self.machines:
             waiting[machine.connection] = list(range(machine.first, machine.first + self.processes))
@@ -185,14 +185,14 @@ class Crew:
             for ready in wait(list(waiting), MEANWHILE_SECONDS if self.meanwhile else None):
                 assert isinstance(ready, Connection)
                 for rank in waiting.pop(ready):
-                    reply = answers[rank] = hear(ready)
+                    reply = answers[rank] = receive_answer(ready)
                     if reply.kind in ("memory", "failed"):
                         raise self._lost(reply)
             if self.meanwhile is not None:
                 self.meanwhile()
         return [answers[rank] for rank in sorted(answers)]
 
-    def _lost(self, said: Answer) -> HetpeerError:
+    def _lost(self, reply: Answer) -> HetpeerError:
         """End all. What to say of it: of the one that ended by itself, or else what one of them said."""
         patience = SETTLE_SECONDS / len(self.workers)
         ended = None
@@ -201,23 +201,23 @@ class Crew:
                 worker.process.wait(patience)
                 ended = worker
                 break
-        patience = 0 if ended is not None or said.kind == "memory" else MACHINE_SECONDS / max(1, len(self.machines))
+        patience = 0 if ended is not None or reply.kind == "memory" else MACHINE_SECONDS / max(1, len(self.machines))
         elsewhere = "; ".join(filter(None, (machine.lost(patience) for machine in self.machines)))
         self.stop()
         if ended is not None:
             code = ended.process.returncode
             how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
             return LostMemberError(f"{ended} {how}")
-        if said.kind == "memory":
+        if reply.kind == "memory":
             return ResourceError(
-                f"{said.error}; take more devices (--nproc), or a smaller inner.microbatch for the run"
+                f"{reply.error}; take more devices (--nproc), or a smaller inner.microbatch for the run"
             )
         if elsewhere:
             return LostMemberError(elsewhere)
-        if not said.error:
+        if not reply.error:
             return LostMemberError("the processes that compute have been stopped")
-        print(said.error, file=sys.stderr)
-        return LostMemberError(f"a worker failed: {said.error.strip().splitlines()[-1]}")
+        print(reply.error, file=sys.stderr)
+        return LostMemberError(f"a worker failed: {reply.error.strip().splitlines()[-1]}")
 
 
 def _spawn(rank: int, threads: int, interface: str) -> Worker:

@@ -20,12 +20,12 @@ from peer.devices.messages import Begin, Order, encoded
 from peer.devices.other_machine import Limits, OtherMachine
 from peer.devices.parallel_replica import ShardedReplica
 from peer.devices.weights import weights_layout
-from peer.devices.workers import Crew, Split
+from peer.devices.workers import Split, WorkerPool
 from peer.network.machine_link import LinkListener, connect_machine
 from protocol.errors import FormatError, HetpeerError, LostMemberError, RefusedError, ResourceError, UnreachableError
 from protocol.manifest import Manifest
 from tests.peer.compute.test_replica import batches, genesis
-from tests.peer.devices.test_parallel_replica import CPU, advanced, crew, manifest, processes, sharded
+from tests.peer.devices.test_parallel_replica import CPU, advanced, manifest, processes, sharded, worker_pool
 from tests.reference.boundary import orthonormal
 
 SECRET = b"the secret of a datacenter, all of chance"
@@ -131,8 +131,8 @@ def test_two_machines_of_one_process_equal_one_machine_of_two_to_the_bit_and_end
 
 
 def other_worker(second: Second) -> psutil.Process:
-    assert second.machine.crew is not None
-    return psutil.Process(second.machine.crew.workers[0].process.pid)
+    assert second.machine.worker_pool is not None
+    return psutil.Process(second.machine.worker_pool.workers[0].process.pid)
 
 
 def test_a_process_that_is_killed_on_either_machine_is_named_and_all_begin_the_round_again_with_the_same_losses():
@@ -169,7 +169,10 @@ def test_a_machine_that_goes_while_nobody_waits_for_it_is_noticed_waited_for_and
         replica.load(genesis(run))
         first = replica.inner_step(batches(run, 1)[0], 0)
         second.end()
-        assert crew(replica).machines[0].lost(SECONDS) == "machine 1 (127.0.0.1): 127.0.0.1 has closed the connection"
+        assert (
+            worker_pool(replica).machines[0].lost(SECONDS)
+            == "machine 1 (127.0.0.1): 127.0.0.1 has closed the connection"
+        )
         replica.mend()
         assert said[1:] == ["machine 1 (127.0.0.1): 127.0.0.1 has closed the connection"]
         assert replica.missing().startswith("waiting for machine 1 since 20")
@@ -327,7 +330,7 @@ def test_a_first_machine_that_asks_for_what_cannot_be_is_hung_up_on(message: byt
     try:
         with pytest.raises(FormatError):
             machine._serve(link)
-        assert machine.crew is None
+        assert machine.worker_pool is None
     finally:
         link.close()
 
@@ -349,7 +352,7 @@ def test_a_first_machine_that_asks_for_what_cannot_be_is_hung_up_on(message: byt
 def test_an_order_with_tensors_that_the_run_does_not_have_holds_no_memory(order: Order):
     link = FalseFirst(encoded(order))
     machine = OtherMachine(Hello.of(2, 1, "cpu", "", 1), Limits(CPU, 1, 19, None), "h:1", lambda hello: link, print)
-    machine.crew, machine.manifest = Crew(replace(BEGIN, first=1), 0), RUN
+    machine.worker_pool, machine.manifest = WorkerPool(replace(BEGIN, first=1), 0), RUN
     try:
         with pytest.raises(FormatError, match="of other tensors than its run has"):
             machine._serve(link)

@@ -17,10 +17,10 @@ from torch import Tensor
 from peer.compute.arithmetic import Arithmetic
 from peer.compute.evaluation import Evaluator
 from peer.compute.replica import WholeReplica
-from peer.devices.messages import shared_parcel
+from peer.devices.messages import shared_tensors
 from peer.devices.parallel_replica import ShardedEvaluator, ShardedReplica
 from peer.devices.weights import weights_layout
-from peer.devices.workers import Crew, Split
+from peer.devices.workers import Split, WorkerPool
 from protocol.errors import DivergedError, LostMemberError, ResourceError
 from protocol.identity import Part, stage_part
 from protocol.layout import elements, model_layout
@@ -48,13 +48,13 @@ def sharded(
     return ShardedReplica(run, CPU, split, ([] if said is None else said).append)
 
 
-def crew(replica: ShardedReplica) -> Crew:
-    assert replica.crew is not None
-    return replica.crew
+def worker_pool(replica: ShardedReplica) -> WorkerPool:
+    assert replica.worker_pool is not None
+    return replica.worker_pool
 
 
 def processes(replica: ShardedReplica) -> list[psutil.Process]:
-    return [psutil.Process(worker.process.pid) for worker in crew(replica).workers]
+    return [psutil.Process(worker.process.pid) for worker in worker_pool(replica).workers]
 
 
 def advanced(grids: Grids, moved: Grids) -> Grids:
@@ -163,7 +163,7 @@ def test_what_one_process_has_learnt_about_gradients_several_go_on_with():
 
 
 def test_each_process_holds_its_share_of_weights_gradients_and_moments(pair: ShardedReplica):
-    held = [answer.sizes for answer in crew(pair).tell("held_bytes")]
+    held = [answer.sizes for answer in worker_pool(pair).run("held_bytes")]
     whole = 4 * sum(map(elements, model_layout(pair.manifest).values()))
     assert {*held[0]} == {"weights", "gradients", "moments"}
     for kind, times in (("weights", 1), ("gradients", 1), ("moments", 2)):
@@ -187,14 +187,14 @@ def test_ctrl_c_and_sigterm_are_left_to_the_daemon(pair: ShardedReplica):
     for number in (signal.SIGINT, signal.SIGTERM):
         for process in processes(pair):
             process.send_signal(number)
-    assert len(crew(pair).tell("held_bytes")) == 2
+    assert len(worker_pool(pair).run("held_bytes")) == 2
 
 
 def test_a_gradient_that_is_no_number_is_said_as_in_one_process(pair: ShardedReplica):
-    with shared_parcel(weights_layout(pair.manifest)) as parcel:
-        for weight in parcel.tensors.values():
+    with shared_tensors(weights_layout(pair.manifest)) as shared:
+        for weight in shared.tensors.values():
             weight.fill_(math.nan)
-        crew(pair).tell("load", parcel)
+        worker_pool(pair).run("load", shared)
     with pytest.raises(DivergedError, match="the gradient is not a number"):
         pair.inner_step(batches(pair.manifest, 1)[0], 2)
 
@@ -243,7 +243,7 @@ def test_a_process_that_ends_while_nobody_waits_for_it_is_noticed_and_one_that_h
         replica.mend()
         before = processes(replica)
         before[0].kill()
-        crew(replica).workers[0].process.wait(10)
+        worker_pool(replica).workers[0].process.wait(10)
         replica.mend()
         assert said[1:] == [f"worker 0 (process {before[0].pid}) was killed by SIGKILL", said[0]]
         assert not set(before) & set(processes(replica))
@@ -306,7 +306,7 @@ import os, signal
 from tests.peer.devices.test_parallel_replica import genesis, manifest, processes, sharded
 replica = sharded(manifest(4, 2))
 replica.load(genesis(replica.manifest))
-print(replica.crew.begin.rendezvous, *(each.pid for each in processes(replica)), flush=True)
+print(replica.worker_pool.begin.rendezvous, *(each.pid for each in processes(replica)), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
