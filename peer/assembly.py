@@ -37,7 +37,7 @@ from peer.network.intake import Intake, ledgers_of
 from peer.network.kept_place import keep_a_slot, keep_renewing, stand_trial
 from peer.network.reach import reach
 from peer.network.reach.reach import MachineAddresses, Reach
-from peer.network.reach.relayed import Ways
+from peer.network.reach.relayed import Reachability
 from peer.network.reach.routes import Routes
 from peer.network.receipt_exchange import CreditService, Earned, SeenWork
 from peer.network.reporter import Reporter
@@ -90,7 +90,7 @@ class Network:
     gate: gates.Gate
     machine: MachineAddresses
     reach: Reach
-    ways: Ways
+    reachability: Reachability
     discovery: Discovery
     contacts: Contacts
     bans: Bans
@@ -173,7 +173,7 @@ async def joined(
                 lambda: keep_renewing(membership.credentials, renew, emit),
                 lambda: stand_trial(network.discovery, ask_again, emit),
                 lambda: keep_a_slot(network.discovery, ask_again, emit),
-                network.ways.keep,
+                network.reachability.keep,
                 copies.watch,
                 _address_changes(settings, network, reconciler, emit).watch,
             ),
@@ -189,7 +189,7 @@ async def joined(
         emit(Progress("getting ready to compute"))
         await warming
         await network.gate.serve(network.server, membership.credentials.serving())
-        await network.ways.open(network.reach)
+        await network.reachability.open(network.reach)
         write_atomically(settings.directory / "ticket", f"{settings.ticket}\n".encode(), 0o600)
         tell_place(settings, descriptor.manifest, record, choice, emit)
         reporter.start(network.contacts, partial(node_of, settings.directory))
@@ -217,22 +217,22 @@ async def _open(
     bandwidth = settings.bandwidth()
     asks = isinstance(place, Admitted)
     machine = await asyncio.to_thread(address_changes.machine_addresses, settings.ticket)
-    way = await reach.find_reach(settings.wish, settings.ticket, identity, settings.directory, asks=asks)
-    if trouble := way.objection or way.doubt:
+    own_reach = await reach.find_reach(settings.wish, settings.ticket, identity, settings.directory, asks=asks)
+    if trouble := own_reach.objection or own_reach.doubt:
         emit(Progress(trouble))
-    gate = await gates.bind(way.host, way.port, OF_PEERS, PEERS_SHARE)
+    gate = await gates.bind(own_reach.host, own_reach.port, OF_PEERS, PEERS_SHARE)
     guard = Guard(bans.objection, gate.authenticate)
     server = grpc.aio.server(options=options(manifest, bandwidth.window), interceptors=[guard, AnyBytes()])
     try:
-        for host in way.also:
+        for host in own_reach.also:
             await gate.add(host)
         dht = await dhts.start(
             identity,
-            way.host,
-            way.libp2p_port,
+            own_reach.host,
+            own_reach.libp2p_port,
             Register(authority, manifest),
             place.addresses if isinstance(place, Remembered) else nodes,
-            way.hidden,
+            own_reach.hidden,
             lambda words: emit(Progress(words)),
             lambda source, error: bans.note(PeerId(source), error),
         )
@@ -243,7 +243,7 @@ async def _open(
     opened.push_async_callback(gate.close, PEER_GRACE_SECONDS)
     record = PeerRecord(
         peer_id=identity.peer_id,
-        **addresses_told(way, gate.port, dht, settings.relay),
+        **addresses_told(own_reach, gate.port, dht, settings.relay),
         role=settings.role,
         stage=place.card.stage,
         slot=place.card.slot,
@@ -271,8 +271,10 @@ async def _open(
         discovery.news.ring()
 
     bans.listeners.append(hang_up)
-    ways = Ways(gate.connect, dht.streams, discovery, bandwidth, nodes, emit, settings.relay, bans.objection)
-    return Network(server, gate, machine, way, ways, discovery, contacts, bans)
+    reachability = Reachability(
+        gate.connect, dht.streams, discovery, bandwidth, nodes, emit, settings.relay, bans.objection
+    )
+    return Network(server, gate, machine, own_reach, reachability, discovery, contacts, bans)
 
 
 def _address_changes(
@@ -285,7 +287,7 @@ def _address_changes(
         network.machine,
         network.reach,
         network.gate,
-        network.ways,
+        network.reachability,
         network.discovery,
         network.contacts,
         emit,

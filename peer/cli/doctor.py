@@ -213,7 +213,7 @@ def of_network(around: Around) -> list["Finding"]:
     """The findings about the links to the nodes and peers, and about being dialled."""
     from peer.diagnosis import machine, network
 
-    findings = network.ways(around.ways)
+    findings = network.node_findings(around.ways)
     if (clock := network.clocks(around.ways)) is not None:
         findings.append(clock)
     if (slow_start := network.slow_start(around.ways, machine.begins_slowly())) is not None:
@@ -221,7 +221,7 @@ def of_network(around: Around) -> list["Finding"]:
     if around.reach is not None:
         findings.append(network.reachable(around.reach))
     if around.unknown:
-        findings.append(network.hidden(around.unknown))
+        findings.append(network.unknown_peers(around.unknown))
     elif around.descriptor is not None:
         findings.append(network.peers_finding(around.shaken, len(around.peers)))
     return findings

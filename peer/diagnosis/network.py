@@ -26,7 +26,7 @@ def node_answers(node: MeasuredWay | NoWay) -> bool:
     return isinstance(node, MeasuredWay) or node.answers
 
 
-def ways(measured: Sequence[MeasuredWay | NoWay]) -> list[Finding]:
+def node_findings(measured: Sequence[MeasuredWay | NoWay]) -> list[Finding]:
     """One for each node of the ticket. It is no failure that one does not answer while another does."""
     lost: Outcome = "warning" if any(node_answers(way) for way in measured) else "failure"
     findings = []
@@ -90,7 +90,7 @@ def peers_finding(shaken: Sequence[Handshake | NoWay], known: int) -> Finding:
     return Finding("peers", value, numbers={"round_trip": trip, "answer": len(answering), "known": known})
 
 
-def hidden(reason: str) -> Finding:
+def unknown_peers(reason: str) -> Finding:
     """The finding where nobody can say who is in the run, though a node answers."""
     advice = "Let this machine call the port after the node's, which is libp2p's (firewall, VPN, proxy)"
     return Finding("peers", f"cannot tell who is in the run: {reason}", "warning", advice)

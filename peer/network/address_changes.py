@@ -17,7 +17,7 @@ from peer.network.contacts import Contacts
 from peer.network.discovery import Discovery
 from peer.network.reach import reach as reaching
 from peer.network.reach.reach import MachineAddresses, Reach, Wish
-from peer.network.reach.relayed import Ways
+from peer.network.reach.relayed import Reachability
 from peer.telemetry.events import Listener, Progress
 from protocol.addresses import dialled_at, is_loopback
 from protocol.clock import monotonic
@@ -56,7 +56,7 @@ class AddressChanges:
     machine: MachineAddresses
     reach: Reach
     gate: Gate
-    ways: Ways
+    reachability: Reachability
     discovery: Discovery
     contacts: Contacts
     emit: Listener
@@ -112,14 +112,14 @@ class AddressChanges:
         """
         async with self.moving:
             self.contacts.hang_up_all()
-            self.ways.close()
+            self.reachability.close()
             await self.gate.move(reach.hosts)
             await self.discovery.dht.move(reach.host, reach.hidden)
             self.reach = reach
             port = self.gate.port
-            self.discovery.tell(**addresses_told(reach, port, self.discovery.dht, self.ways.relays))
+            self.discovery.tell(**addresses_told(reach, port, self.discovery.dht, self.reachability.relays))
             self.emit(Progress(f"this machine's addresses have changed: this peer is at {reach.address(port)} now"))
-            await self.ways.open(reach)
+            await self.reachability.open(reach)
             await self._announce()
 
     async def _announce(self) -> None:
@@ -143,7 +143,7 @@ class AddressChanges:
             await self._move(tried)
         elif not tried.hidden and tried.announced != reach.announced:  # a router forwards the port
             self.reach = tried
-            self.discovery.tell(**addresses_told(tried, port, self.discovery.dht, self.ways.relays))
+            self.discovery.tell(**addresses_told(tried, port, self.discovery.dht, self.reachability.relays))
             await self._announce()
 
 

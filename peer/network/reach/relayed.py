@@ -36,7 +36,7 @@ Connect = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWrite
 
 
 @dataclass(slots=True)
-class Hidden:
+class RelayedPeer:
     """A relayed peer's own side. `connect` opens a connection to its own gRPC server; `first` are the libp2p addresses
     of the operator's nodes, which relay."""
 
@@ -51,7 +51,7 @@ class Hidden:
     avoided: dict[str, float] = field(default_factory=dict)
     """Addresses that did not answer, and until when they are left alone."""
     open: Counter[PeerId] = field(default_factory=Counter)
-    told: list[str] | None = None
+    reported: list[str] | None = None
     """The relays that this peer's user has heard of last."""
     tasks: Children = field(default_factory=Children)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -113,8 +113,8 @@ class Hidden:
                 continue
             self.held[address] = relay
             self.tasks.spawn(self._ping(address, relay, stream))
-        if self.told != list(self.held):
-            self.told = list(self.held)
+        if self.reported != list(self.held):
+            self.reported = list(self.held)
             self.emit(Reached([str(relay) for relay in self.held.values()]))
 
     async def _ping(self, address: str, relay: PeerId, stream: Stream) -> None:
@@ -180,12 +180,12 @@ class Hidden:
                 del self.open[peer]
 
 
-# The ways to a peer
+# The reachability of a peer
 
 
 @dataclass(slots=True)
-class Ways:
-    """The ways by which others reach this peer, whose server is reached by `connect`. It knows the operator's nodes at
+class Reachability:
+    """The reachability of this peer, whose server is reached by `connect`. It knows the operator's nodes at
     the libp2p addresses `first`. What it carries for others, if it `relays`, takes its turn in `bandwidth`."""
 
     connect: Connect
@@ -196,7 +196,7 @@ class Ways:
     emit: Listener
     relays: bool = False
     objection: Callable[[PeerId], str] = lambda peer: ""
-    hidden: Hidden | None = None
+    relayed: RelayedPeer | None = None
     """This peer's own side of its relays; None: others can dial it."""
     relay: Relay | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -207,14 +207,14 @@ class Ways:
             self.relay = Relay(self.streams, self.discovery.signer.authority, self.objection, self._pay)
             await self.relay.open()
         if reach.hidden:
-            hidden = Hidden(self.streams, self.discovery, self.connect, self.first, self.emit, self.objection)
-            await hidden.begin()
-            self.hidden = hidden
+            relayed = RelayedPeer(self.streams, self.discovery, self.connect, self.first, self.emit, self.objection)
+            await relayed.begin()
+            self.relayed = relayed
         self.changed.set()
 
     def close(self) -> None:
         """Be reached no longer, until `open` is called again."""
-        self.hidden = None
+        self.relayed = None
         self.streams.withdraw(TUNNEL)
         self.changed.set()
 
@@ -222,10 +222,10 @@ class Ways:
         """Be reached for as long as this peer lives."""
         while True:
             self.changed.clear()
-            if self.hidden is None:
+            if self.relayed is None:
                 await self.changed.wait()
             else:
-                await first_of(self.hidden.keep(), self.changed.wait())
+                await first_of(self.relayed.keep(), self.changed.wait())
 
     async def _pay(self, count: int) -> None:
         """Wait for the turn of bytes carried for others: they come in and go out, and give way like all bulk."""

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from peer.diagnosis.machine import begins_slowly
-from peer.diagnosis.network import clocks, hidden, link_of, peers_finding, reachable, slow_start, ways
+from peer.diagnosis.network import clocks, link_of, node_findings, peers_finding, reachable, slow_start, unknown_peers
 from peer.network.reach.probing import Handshake, MeasuredWay, NoWay
 from peer.network.reach.reach import Reach
 
@@ -17,7 +17,7 @@ def way(trip: float = 0.05, up: float = 20e6, down: float = 100e6, ahead: float 
 
 
 def test_each_node_has_a_verdict_of_its_own():
-    lost, found = ways([LOST, way()])
+    lost, found = node_findings([LOST, way()])
     assert lost.outcome == "warning"
     assert "TCP port 7700" in lost.advice
     assert found.value == "50 ms there and back; 20 Mb/s up, 100 Mb/s down"
@@ -25,13 +25,13 @@ def test_each_node_has_a_verdict_of_its_own():
 
 
 def test_it_is_a_failure_if_no_node_answers():
-    assert [each.outcome for each in ways([LOST, LOST])] == ["failure", "failure"]
+    assert [each.outcome for each in node_findings([LOST, LOST])] == ["failure", "failure"]
     assert clocks([LOST]) is None
     assert link_of([LOST], []) is None
 
 
 def test_a_node_that_wants_one_to_wait_is_no_failure():
-    (busy,) = ways([NoWay("node.example:7700", "node.example:7700 refused: try again in 7 s", answers=True)])
+    (busy,) = node_findings([NoWay("node.example:7700", "node.example:7700 refused: try again in 7 s", answers=True)])
     assert (busy.outcome, busy.advice) == ("warning", "Others measure as well: run this again in two minutes")
 
 
@@ -73,7 +73,7 @@ def test_peers_are_counted_and_the_way_to_them_is_told():
     assert peers_finding(shaken, 9).value.startswith("2 of 3 asked answer, of 9 in all: 10 ms to 30 ms there and back")
     assert peers_finding([], 0).outcome == "ok"
     assert "firewall" in peers_finding([LOST], 4).advice
-    assert "libp2p" in hidden("no bootstrap node answered").advice
+    assert "libp2p" in unknown_peers("no bootstrap node answered").advice
 
 
 def test_reach_is_told_with_what_mends_it():

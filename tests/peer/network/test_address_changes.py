@@ -15,7 +15,7 @@ from peer.network.contacts import Contacts
 from peer.network.discovery import Discovery
 from peer.network.reach import reach as reaching
 from peer.network.reach.reach import MachineAddresses, Reach, Wish
-from peer.network.reach.relayed import Ways
+from peer.network.reach.relayed import Reachability
 from peer.telemetry.events import Event
 from protocol.identity import RunId
 from protocol.limits import PEERS_SHARE
@@ -97,16 +97,18 @@ async def house(folder: Path, wish: Wish, reach: Reach, machine: MachineAddresse
         )
         for each in (contacts, caller):
             stack.push_async_callback(each.close)
-        ways = Ways(gate.connect, here.streams, discovery, Bandwidth(), [relay.address], said.append)
+        reachability = Reachability(gate.connect, here.streams, discovery, Bandwidth(), [relay.address], said.append)
         made = House(None, relay, caller, service, machine, said)  # type: ignore[arg-type]
 
         async def tell(peer: PeerRecord) -> None:
             made.told.append(peer)
 
-        made.moving = AddressChanges(wish, TICKET, machine, reach, gate, ways, discovery, contacts, said.append, tell)
-        await ways.open(reach)
+        made.moving = AddressChanges(
+            wish, TICKET, machine, reach, gate, reachability, discovery, contacts, said.append, tell
+        )
+        await reachability.open(reach)
         living = asyncio.create_task(here.dht.while_alive(made.moving.watch()))
-        keeping = asyncio.create_task(ways.keep())
+        keeping = asyncio.create_task(reachability.keep())
         try:
             yield made
         finally:
@@ -159,14 +161,14 @@ def test_a_peer_whose_address_is_gone_answers_at_the_new_one_and_tells_the_other
 
 def test_a_peer_behind_relays_is_reached_by_them_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     async def scene(on: House) -> None:
-        first = on.moving.ways.hidden
+        first = on.moving.reachability.relayed
         assert first is not None
         assert on.record.via == [on.relay.address]
         on.machine = NEW
-        await until(lambda: on.moving.ways.hidden is not first and on.moving.ways.hidden is not None)
-        hidden = on.moving.ways.hidden
-        assert hidden is not None
-        await until(lambda: list(hidden.held) == [on.relay.address])
+        await until(lambda: on.moving.reachability.relayed is not first and on.moving.reachability.relayed is not None)
+        relayed = on.moving.reachability.relayed
+        assert relayed is not None
+        await until(lambda: list(relayed.held) == [on.relay.address])
         assert (on.moving.gate.address[0], on.record.via, on.record.libp2p) == ("::1", [on.relay.address], "")
 
     play(tmp_path, monkeypatch, scene, Wish(way="relay"), Reach("127.0.0.1", 0, ("127.0.0.1", None), "by relays alone"))

@@ -14,7 +14,7 @@ from peer.network.contacts import Contacts
 from peer.network.discovery import Discovery
 from peer.network.reach import relayed as hiding
 from peer.network.reach import routes
-from peer.network.reach.relayed import Hidden
+from peer.network.reach.relayed import RelayedPeer
 from peer.network.reach.routes import Routes
 from peer.telemetry.events import Event, Reached
 from protocol import clock
@@ -71,7 +71,7 @@ class Town:
 
     relays: list[Libp2pNode]
     serving: list[Relay]
-    hidden: Hidden
+    relayed: RelayedPeer
     gate: gates.Gate
     service: Listening
     contacts: Contacts
@@ -79,35 +79,35 @@ class Town:
     said: list[Event] = field(default_factory=list)
 
     async def call(self) -> int:
-        """The size of the answer that the hidden peer gives."""
-        async with self.contacts.to(self.hidden.discovery.record) as channel:
+        """The size of the answer that the relayed peer gives."""
+        async with self.contacts.to(self.relayed.discovery.record) as channel:
             reply = await run_pb2_grpc.RunStub(channel).Describe(run_pb2.DescribeRequest(), timeout=20)
             return len(reply.descriptor_json)
 
     def hear(self) -> None:
-        """What the hidden peer tells reaches the caller."""
-        self.here.meet(self.hidden.discovery.record, in_person=True)
+        """What the relayed peer tells reaches the caller."""
+        self.here.meet(self.relayed.discovery.record, in_person=True)
 
     async def met(self) -> Streams:
-        """The caller's daemon, as soon as the hidden peer is connected to it."""
+        """The caller's daemon, as soon as the relayed peer is connected to it."""
         assert self.contacts.routes is not None
         streams = self.contacts.routes.streams
         async with asyncio.timeout(30):
-            while self.hidden.discovery.record.peer_id not in await streams.connected():
+            while self.relayed.discovery.record.peer_id not in await streams.connected():
                 pass
         return streams
 
     async def told(self, holds: Callable[[list[str]], bool]) -> list[str]:
-        """The relays of the hidden peer's record, as soon as this holds for them."""
-        news = self.hidden.discovery.news
-        while not holds(self.hidden.discovery.record.via):
+        """The relays of the relayed peer's record, as soon as this holds for them."""
+        news = self.relayed.discovery.news
+        while not holds(self.relayed.discovery.record.via):
             await news.wait(5.0)
-        return self.hidden.discovery.record.via
+        return self.relayed.discovery.record.via
 
 
 @asynccontextmanager
 async def town(folder: Path, meets: bool) -> AsyncIterator[Town]:
-    """`meets`: the caller's own daemon is one that the hidden peer knows, as a public peer's."""
+    """`meets`: the caller's own daemon is one that the relayed peer knows, as a public peer's."""
     async with AsyncExitStack() as stack:
         names = ("first relay", "second relay", "hidden", "caller")
         one, other, behind, calls = await stack.enter_async_context(nodes(folder, *names))
@@ -121,15 +121,15 @@ async def town(folder: Path, meets: bool) -> AsyncIterator[Town]:
         stack.push_async_callback(gate.close, 0.0)
         await gate.serve(server, certified(behind.identity, operator(folder)).serving())
         there, here, said = discovery_of(behind, by), discovery_of(calls, by, libp2p=calls.address), list[Event]()
-        hidden = Hidden(behind.streams, there, gate.connect, [one.address, other.address], said.append)
+        relayed = RelayedPeer(behind.streams, there, gate.connect, [one.address, other.address], said.append)
         if meets:
             there.meet(here.record, in_person=True)
         routes_there = Routes(calls.streams, here.signer, here.relays_of)
         contacts = Contacts(MANIFEST, certified(calls.identity, operator(folder)), routes=routes_there)
         stack.push_async_callback(contacts.close)
-        made = Town([one, other], serving, hidden, gate, service, contacts, here, said)
-        await hidden.begin()
-        keeping = asyncio.create_task(hidden.keep())
+        made = Town([one, other], serving, relayed, gate, service, contacts, here, said)
+        await relayed.begin()
+        keeping = asyncio.create_task(relayed.keep())
         made.hear()
         try:
             yield made
@@ -148,11 +148,11 @@ def play(folder: Path, scene: Callable[[Town], Awaitable[None]], meets: bool = F
 
 def test_a_peer_that_cannot_be_dialled_is_called_by_its_relays_and_knows_who_calls(tmp_path: Path):
     async def scene(on: Town) -> None:
-        assert set(on.hidden.discovery.record.via) == {each.address for each in on.relays}
+        assert set(on.relayed.discovery.record.via) == {each.address for each in on.relays}
         assert await on.call() == 100_000
         assert on.service.callers == [on.here.record.peer_id]
         assert sum(budget.streams for each in on.serving for budget in each.budgets.values()) == 1
-        assert on.said == [Reached([each.held[address] for address in on.hidden.held for each in [on.hidden]])]
+        assert on.said == [Reached([each.held[address] for address in on.relayed.held for each in [on.relayed]])]
 
     play(tmp_path, scene)
 
@@ -160,7 +160,7 @@ def test_a_peer_that_cannot_be_dialled_is_called_by_its_relays_and_knows_who_cal
 def test_when_a_relay_dies_calls_go_by_the_other_and_it_is_replaced_in_the_record(tmp_path: Path):
     async def scene(on: Town) -> None:
         await on.call()
-        first = on.hidden.discovery.record.via[0]
+        first = on.relayed.discovery.record.via[0]
         (dying,) = [each for each in on.relays if each.address == first]
         await dying.dht.stop()
         assert await on.told(lambda via: first not in via) == [each.address for each in on.relays if each is not dying]
@@ -188,8 +188,8 @@ def test_a_public_peer_calls_over_the_connection_that_the_hidden_one_has_to_it(t
 def test_a_stranger_gets_no_tunnel(tmp_path: Path):
     async def scene(on: Town) -> None:
         streams = await on.met()  # else the stranger could not even ask
-        on.hidden.discovery.records.clear()
-        stranger = await streams.open(on.hidden.discovery.record.peer_id, TUNNEL)
+        on.relayed.discovery.records.clear()
+        stranger = await streams.open(on.relayed.discovery.record.peer_id, TUNNEL)
         try:
             assert await stranger.hear(200) == b"this peer does not know you"
         finally:
@@ -200,9 +200,9 @@ def test_a_stranger_gets_no_tunnel(tmp_path: Path):
 
 def test_who_is_objected_to_gets_no_tunnel(tmp_path: Path):
     async def scene(on: Town) -> None:
-        on.hidden.objection = lambda peer: "it was taken out" if peer == on.here.record.peer_id else ""
+        on.relayed.objection = lambda peer: "it was taken out" if peer == on.here.record.peer_id else ""
         streams = await on.met()
-        stream = await streams.open(on.hidden.discovery.record.peer_id, TUNNEL)
+        stream = await streams.open(on.relayed.discovery.record.peer_id, TUNNEL)
         try:
             assert await stream.hear(200) == b"it was taken out"
         finally:
@@ -217,7 +217,7 @@ def test_so_many_tunnels_are_taken_at_once(tmp_path: Path, monkeypatch: pytest.M
     async def scene(on: Town) -> None:
         await on.call()
         with pytest.raises(UnreachableError, match="too many tunnels"):
-            async with on.contacts.alone(on.hidden.discovery.record) as channel:
+            async with on.contacts.alone(on.relayed.discovery.record) as channel:
                 await run_pb2_grpc.RunStub(channel).Describe(run_pb2.DescribeRequest(), timeout=20)
 
     play(tmp_path, scene)
@@ -225,15 +225,15 @@ def test_so_many_tunnels_are_taken_at_once(tmp_path: Path, monkeypatch: pytest.M
 
 def test_without_relays_the_error_says_so_and_the_user_is_warned(tmp_path: Path):
     async def scene(on: Town) -> None:
-        named = on.hidden.discovery.record.via
+        named = on.relayed.discovery.record.via
         for each in on.relays:
             await each.dht.stop()
         async with asyncio.timeout(60):
             while on.said[-1] != Reached([]):
-                await on.hidden.changed.wait()
+                await on.relayed.changed.wait()
                 await asyncio.sleep(0.1)
-        assert set(on.hidden.discovery.record.via) <= set(named), "who says nothing of relays can be dialled"
-        assert on.hidden.discovery.record.via
+        assert set(on.relayed.discovery.record.via) <= set(named), "who says nothing of relays can be dialled"
+        assert on.relayed.discovery.record.via
         on.hear()
         with pytest.raises(UnreachableError, match=r"answers no hetpeer/relay|no answer from /ip4"):
             await on.call()
@@ -246,9 +246,9 @@ def test_behind_one_router_a_peer_is_dialled_after_all(tmp_path: Path, monkeypat
 
     async def scene(on: Town) -> None:
         near = f"127.0.0.1:{on.gate.port}"
-        on.hidden.discovery.tell(address=near)
+        on.relayed.discovery.tell(address=near)
         on.hear()
-        assert await on.contacts.routes.address(on.hidden.discovery.record) == near  # type: ignore[union-attr]
+        assert await on.contacts.routes.address(on.relayed.discovery.record) == near  # type: ignore[union-attr]
         assert await on.call() == 100_000
         assert not any(each.budgets for each in on.serving)
 
@@ -260,7 +260,7 @@ def test_who_else_has_its_address_in_this_network_is_passed_by(tmp_path: Path, m
 
     async def scene(on: Town) -> None:
         async with await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0) as other:
-            on.hidden.discovery.tell(address=f"127.0.0.1:{other.sockets[0].getsockname()[1]}")
+            on.relayed.discovery.tell(address=f"127.0.0.1:{other.sockets[0].getsockname()[1]}")
             on.hear()
             with pytest.raises(UnreachableError):
                 await on.call()
