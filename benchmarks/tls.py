@@ -33,7 +33,7 @@ import uvloop
 
 from bootstrap.admission.admission_policy import AdmissionPolicy
 from bootstrap.admission.places import Admission
-from bootstrap.admission.registration import Door
+from bootstrap.admission.registration import RegistrationService
 from bootstrap.node import as_operator
 from bootstrap.rate_limit import Rates
 from peer.network import admission
@@ -288,7 +288,7 @@ async def joining(turns: int) -> float:
         )
         server = grpc.aio.server(options=options(None))
         run_pb2_grpc.add_RunServicer_to_server(_door(descriptor, authority, folder), server)
-        port = listen(server, "127.0.0.1:0", as_operator(authority, A_DAY).credentials.at_the_door())
+        port = listen(server, "127.0.0.1:0", as_operator(authority, A_DAY).credentials.for_registration())
         await server.start()
         ticket = Ticket(descriptor.run_id, authority.public, (f"127.0.0.1:{port}",), ())
         seconds = []
@@ -302,13 +302,13 @@ async def joining(turns: int) -> float:
     return 1e3 * statistics.median(seconds[1:])
 
 
-def _door(descriptor: Descriptor, authority: Identity, folder: Path) -> Door:
+def _door(descriptor: Descriptor, authority: Identity, folder: Path) -> RegistrationService:
     """The operator's, which lets in as many an hour as the benchmark likes."""
     manifest, standing = descriptor.manifest, as_operator(authority, A_DAY)
     register = Register(Authority(descriptor.run_id, descriptor.operator), manifest)
     admission_policy = AdmissionPolicy(folder, Rates(RateLimit(10**6, 1e-3)))
     dht: Any = NobodyThere()
-    return Door(
+    return RegistrationService(
         descriptor, dht, register, Admission(manifest), authority, standing.credentials, 1, A_DAY, admission_policy
     )
 

@@ -1,4 +1,5 @@
-"""The operator's node: the way into the DHT, the door of the run, and its files for those who have come in."""
+"""The operator's node: the way into the DHT, the registration service of the run, and its files for those who have come
+in."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
@@ -10,9 +11,9 @@ from typing import Any
 import grpc
 
 from bootstrap.admission.admission_policy import AdmissionPolicy
-from bootstrap.admission.door_answers import Measuring, StatusAnswers
 from bootstrap.admission.places import Admission
-from bootstrap.admission.registration import Door
+from bootstrap.admission.registration import RegistrationService
+from bootstrap.admission.registration_answers import Measuring, StatusAnswers
 from bootstrap.data.published_text import lookup
 from bootstrap.monitor.holders import Holders
 from bootstrap.monitor.rounds import SwarmPace
@@ -20,13 +21,13 @@ from bootstrap.monitor.watch import Monitor, MonitorService
 from protocol.addresses import join_address, moved
 from protocol.clock import unix_time
 from protocol.files import write_atomically
-from protocol.limits import DOOR_SHARE, PEERS_SHARE
+from protocol.limits import PEERS_SHARE, REGISTRATION_SHARE
 from protocol.monitor import NodeWord
 from protocol.net import dht as dhts
 from protocol.net import gate as gates
 from protocol.net.blobs import BlobService
-from protocol.net.channels import Credentials, door_options, options
-from protocol.net.connection_limits import AT_DOOR, OF_PEERS
+from protocol.net.channels import Credentials, options, registration_options
+from protocol.net.connection_limits import OF_PEERS, OF_REGISTRATION
 from protocol.net.dht import Dht
 from protocol.net.guard import Guard
 from protocol.net.lenient import AnyBytes
@@ -78,7 +79,7 @@ async def serve_node(
     descriptor: Descriptor,
     directory: Path,
     where: Listen,
-    standing: ServingRights,
+    rights: ServingRights,
     tell: Callable[[Ticket], None],
     stop: asyncio.Event,
     mirrors: tuple[str, ...] = (),
@@ -93,7 +94,7 @@ async def serve_node(
         ResourceError: a port is taken.
     """
     identity = load_or_create(directory)
-    addresses = standing.known.addresses if standing.known else ()
+    addresses = rights.known.addresses if rights.known else ()
     admission_policy = AdmissionPolicy(directory)
     authority = Authority(
         descriptor.run_id, descriptor.operator, lambda gateway: bool(admission_policy.objection(gateway))
@@ -114,37 +115,37 @@ async def serve_node(
         opened.push_async_callback(dht.stop)
         peers_gate = await gates.bind(where.host, where.port and where.port + 2, OF_PEERS, PEERS_SHARE)
         opened.push_async_callback(peers_gate.close, NODE_GRACE_SECONDS)
-        door_gate = await gates.bind(where.host, where.port, AT_DOOR, DOOR_SHARE)
-        opened.push_async_callback(door_gate.close, NODE_GRACE_SECONDS)
+        registration_gate = await gates.bind(where.host, where.port, OF_REGISTRATION, REGISTRATION_SHARE)
+        opened.push_async_callback(registration_gate.close, NODE_GRACE_SECONDS)
         opened.callback(service.hang_up)
         interceptors = [Guard(admission_policy.objection, peers_gate.authenticate), AnyBytes()]
         peers_server = grpc.aio.server(options=options(descriptor.manifest), interceptors=interceptors)
-        door_server = grpc.aio.server(options=door_options(), interceptors=[AnyBytes()])
+        registration_server = grpc.aio.server(options=registration_options(), interceptors=[AnyBytes()])
         admission, measuring = Admission(descriptor.manifest), Measuring()
-        door = Door(
+        registration = RegistrationService(
             descriptor,
             dht,
             register,
             admission,
             identity,
-            standing.credentials,
+            rights.credentials,
             peers_gate.port,
-            standing.certificate_seconds,
+            rights.certificate_seconds,
             admission_policy,
-            standing.card,
+            rights.card,
             measuring=measuring,
             mirrors=mirrors,
-            named=door_gate.caller,
+            named=registration_gate.caller,
             status=StatusAnswers(monitor.view),
             word=word,
         )
-        run_pb2_grpc.add_RunServicer_to_server(door, door_server)
+        run_pb2_grpc.add_RunServicer_to_server(registration, registration_server)
         blobs = BlobService(descriptor.manifest, await asyncio.to_thread(lookup, descriptor, directory))
         blobs_pb2_grpc.add_BlobsServicer_to_server(blobs, peers_server)
         monitor_pb2_grpc.add_MonitorServicer_to_server(service, peers_server)
-        await peers_gate.serve(peers_server, standing.credentials.serving())
-        await door_gate.serve(door_server, standing.credentials.at_the_door())
-        ticket = _ticket(descriptor, dht.addresses, door_gate.port, where, standing)
+        await peers_gate.serve(peers_server, rights.credentials.serving())
+        await registration_gate.serve(registration_server, rights.credentials.for_registration())
+        ticket = _ticket(descriptor, dht.addresses, registration_gate.port, where, rights)
         write_atomically(directory / "ticket", f"{ticket}\n".encode())
         await Relay(dht.streams, register.authority, admission_policy.objection).open()
         tell(ticket)
@@ -188,14 +189,18 @@ async def _until(stop: asyncio.Event, *work: Coroutine[Any, Any, None]) -> None:
             each.cancel()
 
 
-def _ticket(descriptor: Descriptor, libp2p: Sequence[str], port: int, where: Listen, standing: ServingRights) -> Ticket:
+def _ticket(descriptor: Descriptor, libp2p: Sequence[str], port: int, where: Listen, rights: ServingRights) -> Ticket:
     """The way in through this node; through the others, too, if it knows some."""
-    own = Ticket(
+    ticket = Ticket(
         descriptor.run_id,
-        certificates.public_key(standing.credentials.root),
+        certificates.public_key(rights.credentials.root),
         tuple(join_address(host, port) for host in where.announced or (where.host,)),
         tuple(dict.fromkeys(moved(address, host) for address in libp2p for host in where.announced) or libp2p),
     )
-    if standing.known is None:
-        return own
-    return replace(own, doors=own.doors + standing.known.doors, addresses=own.addresses + standing.known.addresses)
+    if rights.known is None:
+        return ticket
+    return replace(
+        ticket,
+        node_addresses=ticket.node_addresses + rights.known.node_addresses,
+        addresses=ticket.addresses + rights.known.addresses,
+    )

@@ -253,10 +253,10 @@ async def _open(
     discovery = Discovery(dht, signer, manifest, record, nodes, records, objection=bans.objection)
 
     def others_of(called: Reachable) -> Sequence[str]:
-        """The addresses of a peer beside its first one; of the operator's node, those of the ticket's doors."""
+        """The addresses of a peer beside its first one; of the operator's node, those of the ticket's nodes."""
         if called.peer_id in records:
             return discovery.other_addresses_of(called.peer_id)
-        return settings.ticket.other_doors(called.address)
+        return settings.ticket.other_node_addresses(called.address)
 
     routes = Routes(dht.streams, signer, discovery.relays_of, others_of)
     contacts = Contacts(manifest, place.credentials, bans.objection, bandwidth, routes)

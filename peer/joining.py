@@ -348,8 +348,8 @@ def text_sources(
     tokenizer = descriptor.file(TOKENIZER).sha256
     cache = space.cache(int(settings.data_cache * 1e9))
     private = settings.private_mirrors
-    credentials, doors = place.credentials, settings.ticket.other_doors
-    return TextSources(settings.data, cache, tokenizer, credentials, bandwidth, private, doors)
+    credentials, node_addresses = place.credentials, settings.ticket.other_node_addresses
+    return TextSources(settings.data, cache, tokenizer, credentials, bandwidth, private, node_addresses)
 
 
 async def fetch_needed_files(

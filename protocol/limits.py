@@ -118,25 +118,26 @@ STREAMS = 64
 """The calls at once on one connection: a peer fetches a few blobs at once from another, compares, tells, and carries a
 pipeline. More calls wait their turn. Each may hold a message of `manifest.message_bytes` while it arrives."""
 
-DOOR_STREAMS = 8
-DOOR_MESSAGE_BYTES = CHUNK_BYTES + 16 * 1024
-"""The calls at once on one connection to the door, where callers have no certificate: twice as many as `hetpeer doctor`
-makes, each of at most a piece to measure with. A registration has 5 KiB."""
+REGISTRATION_STREAMS = 8
+REGISTRATION_MESSAGE_BYTES = CHUNK_BYTES + 16 * 1024
+"""The calls at once on one connection to the registration port, where callers have no certificate: twice as many as
+`hetpeer doctor` makes, each of at most a piece to measure with. A registration has 5 KiB."""
 
-DOOR_CONNECTIONS, DOOR_CONNECTIONS_OF_SITE, DOOR_CONNECTIONS_OF_ADDRESS = 64, 32, 16
-"""The connections to the door at once: of all callers, of one /24 or /48, and of one IPv4 address or /64. Each may hold
-8 messages of 272 KiB that are half sent, and as much again in buffers and fragments at worst: 47 MiB from one address,
-245 MiB from two hundred, were measured."""
+REGISTRATION_CONNECTIONS, REGISTRATION_CONNECTIONS_OF_SITE, REGISTRATION_CONNECTIONS_OF_ADDRESS = 64, 32, 16
+"""The connections to the registration port at once: of all callers, of one /24 or /48, and of one IPv4 address or /64.
+Each may hold 8 messages of 272 KiB that are half sent, and as much again in buffers and fragments at worst: 47 MiB from
+one address, 245 MiB from two hundred, were measured."""
 
-DOOR_WAITING, DOOR_WAITING_OF_ADDRESS = 1024, 256
-"""The connections that wait to be let through to the door, of which 4 KiB are read: a lecture hall that joins at once.
+REGISTRATION_WAITING, REGISTRATION_WAITING_OF_ADDRESS = 1024, 256
+"""The connections that wait to be let through to the registration port, of which 4 KiB are read: a lecture hall that
+joins at once.
 """
 
-DOOR_TURN_SECONDS = 20.0
-"""The longest wait at the door: the caller gives up after 30 seconds. A connection that has been inside half as long
-makes way for one that waits."""
+REGISTRATION_TURN_SECONDS = 20.0
+"""The longest wait at the registration port: the caller gives up after 30 seconds. A connection that has been inside
+half as long makes way for one that waits."""
 
-DOOR_SECONDS = 120.0
+REGISTRATION_SECONDS = 120.0
 """The time for all that a newcomer asks on one connection. Measuring a slow link takes a minute."""
 
 DESCRIPTORS_RESERVED = 256
@@ -148,8 +149,9 @@ CHANNELS_KEPT = 128
 """The channels that a peer keeps to others for its next calls, one descriptor each. For one more, the one goes that has
 not been used for the longest."""
 
-PEERS_SHARE, DOOR_SHARE, LIBP2P_SHARE = 1 / 2, 1 / 4, 1 / 4
-"""The parts of the descriptors for connections that each port of a process may take. A peer has no door."""
+PEERS_SHARE, REGISTRATION_SHARE, LIBP2P_SHARE = 1 / 2, 1 / 4, 1 / 4
+"""The parts of the descriptors for connections that each port of a process may take. A peer has no registration
+port."""
 
 CONNECTIONS, CONNECTIONS_OF_PEER = 768, 16
 """The connections of certified peers to a peer's port at once, of all and of one peer: each has one for calls, one for

@@ -227,6 +227,6 @@ def first_difference(ours: Manifest, theirs: Manifest) -> str | None:
 
 def message_bytes(manifest: Manifest | None) -> int:
     """The size in bytes of the largest message of any service of a run: a piece of a frame's tensor with a microbatch's
-    token ids and slack, or a descriptor; the latter alone at the door, where there is no manifest yet."""
+    token ids and slack, or a descriptor; the latter alone at the registration port, where there is no manifest yet."""
     tokens = manifest.inner.microbatch * (manifest.model.context + 1) if manifest else 0
     return max(CHUNK_BYTES + 4 * tokens + MESSAGE_SLACK_BYTES, DESCRIPTOR_BYTES)

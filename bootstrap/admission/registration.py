@@ -1,4 +1,5 @@
-"""The door of a run: what the run is, a place in it, and the certificate by which the others know a peer."""
+"""The registration service of a run: what the run is, a place in it, and the certificate by which the others know a
+peer."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,8 +9,8 @@ from typing import Any
 
 from bootstrap.admission.admission_policy import AdmissionPolicy
 from bootstrap.admission.database import Trials
-from bootstrap.admission.door_answers import Dialler, Measuring, StatusAnswers
 from bootstrap.admission.places import Admission, PlaceRole
+from bootstrap.admission.registration_answers import Dialler, Measuring, StatusAnswers
 from protocol.clock import monotonic, unix_time
 from protocol.errors import FormatError, RefusedError, ResourceError
 from protocol.identity import PeerId
@@ -40,7 +41,7 @@ GATEWAY_SECONDS = 30 * 86400.0
 
 
 @dataclass(slots=True)
-class Door(run_pb2_grpc.RunServicer):
+class RegistrationService(run_pb2_grpc.RunServicer):
     """The registration service, for callers that have no certificate yet, or one that ends soon. `port` is where those
     with one are served; `certificate_seconds` is how long a peer's lasts; `own_card` is a gateway's, the operator
     itself needs none."""

@@ -244,9 +244,9 @@ def serve_run(options: BootstrapOptions, terminal: "Terminal") -> int:
                     await keep_model(monitor, beside, terminal.emit, stop)
 
                 if ticket:
-                    served, standing = await _become_gateway(life, ticket, folder, options.data, terminal)
+                    served, rights = await _become_gateway(life, ticket, folder, options.data, terminal)
                 else:
-                    served, standing = descriptor, as_operator(load_or_create(folder), life)
+                    served, rights = descriptor, as_operator(load_or_create(folder), life)
                 if mirrors and not served.prepared:
                     raise UserError("--mirror is for prepared text: see `hetpeer data prepare`")
                 told_before = mirrors_of(folder) if ticket else ()
@@ -254,7 +254,7 @@ def serve_run(options: BootstrapOptions, terminal: "Terminal") -> int:
                 keeps = options.evaluate or audits or (options.keep_model and options.join is None)
                 monitor = await asyncio.to_thread(Monitor.of, served.manifest, served.run_id, folder)
                 async with asyncio.TaskGroup() as tasks:
-                    tasks.create_task(serve_node(served, folder, where, standing, tell, stop, others, monitor, keeps))
+                    tasks.create_task(serve_node(served, folder, where, rights, tell, stop, others, monitor, keeps))
                     if dashboard:
                         view = monitor.view
                         page_of = serve_dashboard(dashboard, view, monitor.until_changed, lambda: render(view()), stop)

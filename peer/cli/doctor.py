@@ -178,15 +178,15 @@ async def look_around(ticket: "Ticket", wish: "Wish", terminal: "Terminal") -> A
     from peer.network import admission
     from peer.network.admission import read_peers
     from peer.network.reach import reach
-    from peer.network.reach.probing import measure_doors, shake_hands
+    from peer.network.reach.probing import measure_nodes, shake_hands
     from peer.network.reach.reach import Reach
     from peer.telemetry.events import Progress
     from protocol.errors import HetpeerError
     from protocol.trust.keys import load_or_create
     from protocol.wording import printable
 
-    terminal.emit(Progress(f"measuring the way to {', '.join(map(printable, ticket.doors))}"))
-    ways = await measure_doors(ticket)
+    terminal.emit(Progress(f"measuring the way to {', '.join(map(printable, ticket.node_addresses))}"))
+    ways = await measure_nodes(ticket)
     if not any(map(network.node_answers, ways)):
         return Around(ways, None)
     descriptor = await admission.fetch_descriptor(ticket)

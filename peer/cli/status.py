@@ -1,5 +1,5 @@
 """`hetpeer status`: the run as an operator's node sees it (its peers, its last rounds, what happened last), asked for
-at the door."""
+at the registration port."""
 
 import sys
 import time

@@ -42,7 +42,7 @@ def machine_addresses(ticket: Ticket) -> MachineAddresses:
     """Read the addresses of this machine. Sends nothing, but asks the resolver if the ticket names a host."""
     towards = ""
     with suppress(UnreachableError):
-        towards = address_towards(*ticket.doors)
+        towards = address_towards(*ticket.node_addresses)
     return MachineAddresses(own_addresses(), towards)
 
 

@@ -25,7 +25,7 @@ from protocol.monitor import NodeWord, View
 from protocol.net import dht as dhts
 from protocol.net.bandwidth import Bandwidth
 from protocol.net.blobs import fetch_file
-from protocol.net.channels import Credentials, connect, handshake, knock
+from protocol.net.channels import Credentials, connect, connect_to_registration, handshake
 from protocol.net.tasks import first_success
 from protocol.net.tls_probe import STAGGER_SECONDS, probe
 from protocol.patience import CALL_SECONDS
@@ -75,7 +75,7 @@ async def fetch_descriptor(ticket: Ticket) -> Descriptor:
     """Ask what the run is, and check the answer against the id in the ticket.
 
     Raises:
-        UnreachableError: no door of the ticket opens.
+        UnreachableError: no node of the ticket answers.
         FormatError: what answers there is not this run.
     """
 
@@ -83,7 +83,7 @@ async def fetch_descriptor(ticket: Ticket) -> Descriptor:
         reply = await run_pb2_grpc.RunStub(channel).Describe(pb.DescribeRequest(), timeout=CALL_SECONDS)
         return parse_descriptor(reply.descriptor_json, ticket.run_id)
 
-    descriptor = await _at_a_door(ticket, ask)
+    descriptor = await _at_a_node(ticket, ask)
     if descriptor.operator != peer_id_of_public(ticket.authority):
         raise FormatError("the ticket names another authority than the run's operator")
     return descriptor
@@ -93,7 +93,7 @@ async def ask_node(ticket: Ticket) -> NodeWord:
     """Ask the first of the operator's nodes that answers how far the run is, and whether it is over.
 
     Raises:
-        UnreachableError, PeerError: no door of the ticket opens.
+        UnreachableError, PeerError: no node of the ticket answers.
     """
 
     async def ask(channel: grpc.aio.Channel, node: Endpoint) -> NodeWord:
@@ -101,7 +101,7 @@ async def ask_node(ticket: Ticket) -> NodeWord:
         holders = tuple(map(bytes, reply.holders[:HOLDERS_NAMED]))
         return NodeWord(reply.finished, reply.taking, reply.run, holders, bytes(reply.rewind), reply.keeps)
 
-    return await _at_a_door(ticket, ask)
+    return await _at_a_node(ticket, ask)
 
 
 async def register(
@@ -115,11 +115,11 @@ async def register(
     servable: Collection[int] = (),
 ) -> Admitted:
     """Ask for a place in the run, with the signed card that shows it and a certificate. `card` is the card that this
-    peer has, if it was admitted before. Doors of peers that are `revoked` are passed by: what they give holds no
+    peer has, if it was admitted before. Nodes of peers that are `revoked` are passed by: what they give holds no
     longer. `servable`: where `stage` is None, the stages that a volunteer can serve; none: any.
 
     Raises:
-        UnreachableError: no door of the ticket opens.
+        UnreachableError: no node of the ticket answers.
         RefusedError: there is no place.
         FormatError: the answer is no place for this peer.
     """
@@ -160,7 +160,7 @@ async def register(
             answered - reply.time if reply.time else 0.0,
         )
 
-    return await _at_a_door(ticket, ask)
+    return await _at_a_node(ticket, ask)
 
 
 async def dial_back(ticket: Ticket, peer: PeerId, address: str) -> tuple[str, str]:
@@ -185,25 +185,28 @@ async def dial_back(ticket: Ticket, peer: PeerId, address: str) -> tuple[str, st
 
     host, _ = split_address(address)
     if is_ip(host):  # else the node, called over IPv6, would dial a peer that listens on IPv4 there
-        doors = await asyncio.gather(*(asyncio.to_thread(_as_reached_from, host, door) for door in ticket.doors))
-        ticket = replace(ticket, doors=tuple(doors))
-    return await _at_a_door(ticket, ask)
+        node_addresses = await asyncio.gather(
+            *(asyncio.to_thread(_as_reached_from, host, node_address) for node_address in ticket.node_addresses)
+        )
+        ticket = replace(ticket, node_addresses=tuple(node_addresses))
+    return await _at_a_node(ticket, ask)
 
 
-def _as_reached_from(host: str, door: str) -> str:
-    """The address of a door that is of the same kind, IPv4 or IPv6, as `host`; `door` itself if there is none."""
+def _as_reached_from(host: str, node_address: str) -> str:
+    """The address of a node that is of the same kind, IPv4 or IPv6, as `host`; `node_address` itself if there is
+    none."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return join_address(*socket.getaddrinfo(*split_address(door), family, socket.SOCK_STREAM)[0][4][:2])
+        return join_address(*socket.getaddrinfo(*split_address(node_address), family, socket.SOCK_STREAM)[0][4][:2])
     except (OSError, FormatError):
-        return door
+        return node_address
 
 
 async def ask_status(ticket: Ticket) -> View:
     """Ask the operator's nodes for the view of the run; the first that answers gives it.
 
     Raises:
-        UnreachableError: no door of the ticket opens.
+        UnreachableError: no node of the ticket answers.
         RefusedError: the node does not say; it says why.
         FormatError: what it says is no view of this run.
     """
@@ -218,7 +221,7 @@ async def ask_status(ticket: Ticket) -> View:
             raise FormatError(f"{node.address} tells of another run than the ticket's")
         return view
 
-    return await _at_a_door(ticket, ask)
+    return await _at_a_node(ticket, ask)
 
 
 async def read_peers(ticket: Ticket, descriptor: Descriptor) -> Peers:
@@ -258,33 +261,35 @@ async def fetch_files(
             await fetch_file(channel, descriptor.manifest, file, directory, tell, bandwidth)
 
 
-async def _at_a_door(ticket: Ticket, ask: Callable[[grpc.aio.Channel, Endpoint], Awaitable[Reply]]) -> Reply:
-    """Ask at the first door that opens: each has `STAGGER_SECONDS` before the next is tried as well. Where it does not
-    answer, the others are asked. Returns the answer."""
+async def _at_a_node(ticket: Ticket, ask: Callable[[grpc.aio.Channel, Endpoint], Awaitable[Reply]]) -> Reply:
+    """Ask at the first node that answers: each has `STAGGER_SECONDS` before the next is tried as well. Where it does
+    not answer, the others are asked. Returns the answer."""
     failed: dict[str, HetpeerError] = {}
 
-    async def try_door(address: str) -> tuple[str, Caller, bytes]:
+    async def try_node(address: str) -> tuple[str, Caller, bytes]:
         try:
             return address, *await _opened(ticket, address)
         except (UnreachableError, PeerError) as error:  # another may open though this one is wrong
             failed[address] = error
             raise
 
-    while doors := [door for door in ticket.doors if door not in failed]:
-        attempts = [partial(try_door, address) for address in doors]
+    while untried := [address for address in ticket.node_addresses if address not in failed]:
+        attempts = [partial(try_node, address) for address in untried]
         with suppress(UnreachableError, PeerError):
-            address, door, certificate = await first_success(attempts, STAGGER_SECONDS, (UnreachableError, PeerError))
+            address, node, certificate = await first_success(attempts, STAGGER_SECONDS, (UnreachableError, PeerError))
             try:
-                async with knock(address, door.peer, certificate) as channel:
-                    return await ask(channel, Endpoint(door.peer, address))
+                async with connect_to_registration(address, node.peer, certificate) as channel:
+                    return await ask(channel, Endpoint(node.peer, address))
             except (UnreachableError, PeerError) as error:
                 failed[address] = error
-    silent = [failed[door] for door in ticket.doors]
+    silent = [failed[address] for address in ticket.node_addresses]
     if wrong := [
         refusal for refusal in silent if isinstance(refusal, PeerError)
     ]:  # the ticket, or an address: tell that
         raise wrong[0]
-    tried = ticket.doors[0] if len(ticket.doors) == 1 else f"any of {', '.join(ticket.doors)}"
+    tried = (
+        ticket.node_addresses[0] if len(ticket.node_addresses) == 1 else f"any of {', '.join(ticket.node_addresses)}"
+    )
     raise UnreachableError(
         f"the run's bootstrap node at {tried} does not answer: is it up, and is this address reachable from here? "
         f"({silent[0]})"
@@ -292,21 +297,21 @@ async def _at_a_door(ticket: Ticket, ask: Callable[[grpc.aio.Channel, Endpoint],
 
 
 @asynccontextmanager
-async def knocked(ticket: Ticket, address: str) -> AsyncIterator[tuple[grpc.aio.Channel, Endpoint]]:
-    """Open a channel to a door that shows a certificate of the ticket's authority, for the block. Yields it, and the
-    node's endpoint.
+async def registration_channel(ticket: Ticket, address: str) -> AsyncIterator[tuple[grpc.aio.Channel, Endpoint]]:
+    """Open a channel to a registration port that shows a certificate of the ticket's authority, for the block. Yields
+    it, and the node's endpoint.
 
     Raises:
         UnreachableError: nobody answers there.
         PeerError: what answers is no node of the run. Both are also what gRPC's errors in the block become.
     """
-    door, certificate = await _opened(ticket, address)
-    async with knock(address, door.peer, certificate) as channel:
-        yield channel, Endpoint(door.peer, address)
+    node, certificate = await _opened(ticket, address)
+    async with connect_to_registration(address, node.peer, certificate) as channel:
+        yield channel, Endpoint(node.peer, address)
 
 
 async def _opened(ticket: Ticket, address: str) -> tuple[Caller, bytes]:
-    """Look at who answers at a door. Returns the node, and its certificate (PEM).
+    """Look at who answers at a registration port. Returns the node, and its certificate (PEM).
 
     Raises:
         UnreachableError: nobody answers there.
@@ -314,13 +319,14 @@ async def _opened(ticket: Ticket, address: str) -> tuple[Caller, bytes]:
     """
     shown = await _certificate_at(address)
     try:
-        return certificates.read_door(shown, ticket.authority)
+        return certificates.read_registration_certificate(shown, ticket.authority)
     except FormatError as error:
         raise PeerError(f"what answers at {address} is no bootstrap node of this run: {error}") from None
 
 
 async def _certificate_at(address: str) -> bytes:
-    """Read the certificate (DER) that a door shows, whoever issued it: gRPC can pin a certificate, but not read it."""
+    """Read the certificate (DER) that a registration port shows, whoever issued it: gRPC can pin a certificate, but not
+    read it."""
     try:
         return (await probe(address, TLS_SECONDS)).certificate
     except ssl.SSLError as error:
@@ -331,17 +337,17 @@ async def _certificate_at(address: str) -> bytes:
         raise UnreachableError(f"no answer from {address} ({error})") from None
 
 
-def address_towards(*doors: str) -> str:
-    """The IP address of this machine's interface that leads to the first of these doors to which one does, of IPv4 if
+def address_towards(*node_addresses: str) -> str:
+    """The IP address of this machine's interface that leads to the first of these nodes to which one does, of IPv4 if
     one does. Sends nothing.
 
     Raises:
         UnreachableError: no interface does.
     """
     reason: object = "it has no address"
-    for door in doors:
+    for node_address in node_addresses:
         try:
-            addresses = socket.getaddrinfo(*split_address(door), type=socket.SOCK_DGRAM)
+            addresses = socket.getaddrinfo(*split_address(node_address), type=socket.SOCK_DGRAM)
             for family, kind, _, _, where in sorted(addresses, key=lambda address: address[0] != socket.AF_INET):
                 try:
                     with socket.socket(family, kind) as probe:
@@ -351,7 +357,7 @@ def address_towards(*doors: str) -> str:
                     reason = error.strerror
         except (OSError, FormatError) as error:
             reason = error
-    raise UnreachableError(f"no way from this machine to {doors[0]}: {reason}")
+    raise UnreachableError(f"no way from this machine to {node_addresses[0]}: {reason}")
 
 
 def own_addresses() -> frozenset[str]:

@@ -42,7 +42,7 @@ class TextSources:
     bandwidth: Bandwidth
     private_mirrors: bool = False
     """Whether mirrors may be in this machine's own network."""
-    other_doors: Callable[[str], Sequence[str]] = lambda address: ()
+    other_node_addresses: Callable[[str], Sequence[str]] = lambda address: ()
     """A function from an address of the node to the other addresses at which it may answer."""
 
 
@@ -173,7 +173,7 @@ async def block_reader(
                 HttpMirror(url, client, sources.bandwidth) for url in dict.fromkeys(urls)
             ]
             if (node := await asyncio.to_thread(node_of, directory)) is not None:
-                others = tuple(sources.other_doors(node.address))
+                others = tuple(sources.other_node_addresses(node.address))
                 block_sources.append(NodeMirror(node, manifest, sources.credentials, sources.bandwidth, others=others))
             return block_sources
 

@@ -1,9 +1,9 @@
 """Allowances: how much others may use at once and how fast that comes back, how many places they may take, and how long
 somebody who failed pauses. Pure: the clock is an argument.
 
-Token buckets hold others to rates: the guard of calls, the DHT's costs, relays, and the doors and the monitor of a node
-have them. (`protocol/net/bandwidth.py` does not: it orders the pieces of two queues, of which one goes first.) Places
-bound what others make a peer hold, for each source and in all.
+Token buckets hold others to rates: the guard of calls, the DHT's costs, relays, and the registration ports and the
+monitor of a node have them. (`protocol/net/bandwidth.py` does not: it orders the pieces of two queues, of which one
+goes first.) Places bound what others make a peer hold, for each source and in all.
 """
 
 import math

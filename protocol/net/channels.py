@@ -1,8 +1,8 @@
 """gRPC, set up once for all services: mutual TLS, options, the handshake, and foreign errors translated to ours.
 
 Every channel between peers is mutual TLS under the run's authority. Who calls insists on the peer it means; who is
-called knows by whom (`caller`). The one exception is the door, at which a newcomer, who has no certificate yet, asks
-for one: there only the operator's node shows who it is.
+called knows by whom (`caller`). The one exception is the registration port, at which a newcomer, who has no certificate
+yet, asks for one: there only the operator's node shows who it is.
 
 A handshake that fails is over before any of our code runs on the side that is called: gRPC tells the server nothing of
 it, and TLS 1.3 tells the caller only that the connection was closed. So the caller's error says what it can know.
@@ -27,7 +27,7 @@ from protocol.errors import (
     UnreachableError,
 )
 from protocol.identity import PeerId
-from protocol.limits import DOOR_MESSAGE_BYTES, DOOR_STREAMS, STREAMS, TLS_SECONDS
+from protocol.limits import REGISTRATION_MESSAGE_BYTES, REGISTRATION_STREAMS, STREAMS, TLS_SECONDS
 from protocol.manifest import Manifest, first_difference, message_bytes, parse_manifest
 from protocol.net.lenient import AnyAnswer
 from protocol.trust import certificates
@@ -99,8 +99,8 @@ class Credentials:
         """Credentials for a channel to a peer."""
         return grpc.ssl_channel_credentials(self.root, self.key, self.chain)
 
-    def at_the_door(self) -> grpc.ServerCredentials:
-        """Credentials for the door, where callers have no certificate yet."""
+    def for_registration(self) -> grpc.ServerCredentials:
+        """Credentials for the registration port, where callers have no certificate yet."""
         return grpc.ssl_server_credentials([(self.key, self.chain)])
 
 
@@ -143,13 +143,13 @@ def options(manifest: Manifest | None, window: int | None = None) -> list[tuple[
     ]
 
 
-def door_options() -> list[tuple[str, Any]]:
-    """Options of the door's server: strangers send small messages, a few at once, and no sender runs ahead of its
+def registration_options() -> list[tuple[str, Any]]:
+    """Options of the registration server: strangers send small messages, a few at once, and no sender runs ahead of its
     reader."""
     few = {
-        "grpc.max_receive_message_length": DOOR_MESSAGE_BYTES,
-        "grpc.max_concurrent_streams": DOOR_STREAMS,
-        "grpc.http2.lookahead_bytes": DOOR_MESSAGE_BYTES,
+        "grpc.max_receive_message_length": REGISTRATION_MESSAGE_BYTES,
+        "grpc.max_concurrent_streams": REGISTRATION_STREAMS,
+        "grpc.http2.lookahead_bytes": REGISTRATION_MESSAGE_BYTES,
         "grpc.http2.bdp_probe": 0,
     }
     return [*(dict(options(None)) | few).items()]
@@ -159,7 +159,7 @@ def caller(context: Any) -> Caller:
     """Identify the caller by the certificate that TLS has checked.
 
     Raises:
-        FormatError: nobody: the call came in at the door.
+        FormatError: nobody: the call came in at the registration port.
     """
     shown = (context.auth_context() or {}).get("x509_pem_cert")
     if not shown:
@@ -255,13 +255,14 @@ async def connect(
 
 
 @contextlib.asynccontextmanager
-async def knock(address: str, door: PeerId, root: bytes) -> AsyncIterator[grpc.aio.Channel]:
-    """Open a channel to a door, whose certificate (PEM) was checked by `certificates.read_door`, for the block.
+async def connect_to_registration(address: str, operator: PeerId, root: bytes) -> AsyncIterator[grpc.aio.Channel]:
+    """Open a channel to a registration port, whose certificate (PEM) was checked by
+    `certificates.read_registration_certificate`, for the block.
 
     Raises:
         UnreachableError, RefusedError, ManifestError, PeerError: what the calls inside ran into.
     """
-    name = ("grpc.ssl_target_name_override", dns_name(door))
+    name = ("grpc.ssl_target_name_override", dns_name(operator))
     credentials = grpc.ssl_channel_credentials(root)
     async with AnyAnswer(grpc.aio.secure_channel(address, credentials, options=[*options(None), name])) as channel:
         with translated(address, None):

@@ -19,15 +19,15 @@ from protocol.limits import (
     CONNECTIONS_PENDING_OF_SITE,
     CONNECTIONS_WAITING,
     CONNECTIONS_WAITING_OF_ADDRESS,
-    DOOR_CONNECTIONS,
-    DOOR_CONNECTIONS_OF_ADDRESS,
-    DOOR_CONNECTIONS_OF_SITE,
-    DOOR_SECONDS,
-    DOOR_TURN_SECONDS,
-    DOOR_WAITING,
-    DOOR_WAITING_OF_ADDRESS,
     LIBP2P_CONNECTIONS,
     LIBP2P_HANDSHAKE_SECONDS,
+    REGISTRATION_CONNECTIONS,
+    REGISTRATION_CONNECTIONS_OF_ADDRESS,
+    REGISTRATION_CONNECTIONS_OF_SITE,
+    REGISTRATION_SECONDS,
+    REGISTRATION_TURN_SECONDS,
+    REGISTRATION_WAITING,
+    REGISTRATION_WAITING_OF_ADDRESS,
     TLS_SECONDS,
 )
 from protocol.net.allowances import RateLimit
@@ -89,16 +89,16 @@ class ConnectionLimits:
         )
 
 
-AT_DOOR = ConnectionLimits(
-    waiting=DOOR_WAITING,
-    waiting_of_address=DOOR_WAITING_OF_ADDRESS,
-    waiting_seconds=DOOR_TURN_SECONDS,
-    pending=DOOR_CONNECTIONS,
-    pending_of_address=DOOR_CONNECTIONS_OF_ADDRESS,
-    pending_of_site=DOOR_CONNECTIONS_OF_SITE,
-    pending_seconds=DOOR_SECONDS,
+OF_REGISTRATION = ConnectionLimits(
+    waiting=REGISTRATION_WAITING,
+    waiting_of_address=REGISTRATION_WAITING_OF_ADDRESS,
+    waiting_seconds=REGISTRATION_TURN_SECONDS,
+    pending=REGISTRATION_CONNECTIONS,
+    pending_of_address=REGISTRATION_CONNECTIONS_OF_ADDRESS,
+    pending_of_site=REGISTRATION_CONNECTIONS_OF_SITE,
+    pending_seconds=REGISTRATION_SECONDS,
 )
-"""The limits of the door, where nobody authenticates."""
+"""The limits of the registration port, where nobody authenticates."""
 
 OF_PEERS = ConnectionLimits(
     waiting=CONNECTIONS_WAITING,

@@ -141,7 +141,7 @@ def public_key(pem: bytes) -> bytes:
     return key.public_bytes(Encoding.X962, PublicFormat.CompressedPoint)
 
 
-def read_door(der: bytes, authority_key: bytes) -> tuple[Caller, bytes]:
+def read_registration_certificate(der: bytes, authority_key: bytes) -> tuple[Caller, bytes]:
     """Check the certificate of a node that lets newcomers in: it is the run's authority, or certified by it to certify.
     Returns whom it names, and the certificate (PEM).
 

@@ -1,4 +1,4 @@
-"""The ticket: the one line that a volunteer pastes. It names the run, and where to knock. A peer that was away finds
+"""The ticket: the one line that a volunteer pastes. It names the run, and where to register. A peer that was away finds
 the run again by the addresses at which others were last, too.
 
     hetpeer1-<base64url of: 4 bytes of check, then msgpack [run id, authority, [doors], [libp2p addresses], token]>
@@ -44,30 +44,38 @@ _ASK = "ask the run's operator for a new one (`hetpeer bootstrap` prints it)"
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """A ticket: where a run is found. `doors` are the gRPC addresses of the nodes that let newcomers in, of which one
-    will do, and `addresses` their libp2p multiaddresses. A closed run lets nobody in without a `token`, which is a
-    secret: it is not shown where a ticket is printed for people to debug."""
+    """A ticket: where a run is found. `node_addresses` are the gRPC addresses of the nodes that let newcomers
+    in, of which one will do, and `addresses` their libp2p multiaddresses. A closed run lets nobody in without a
+    `token`, which is a secret: it is not shown where a ticket is printed for people to debug."""
 
     run_id: RunId
     authority: bytes
-    doors: tuple[str, ...]
+    node_addresses: tuple[str, ...]
     addresses: tuple[str, ...]
     token: bytes = field(default=b"", repr=False)
 
     @property
     def operator(self) -> str:
-        """The address of the first door."""
-        return self.doors[0]
+        """The address of the first node."""
+        return self.node_addresses[0]
 
-    def other_doors(self, address: str) -> list[str]:
+    def other_node_addresses(self, address: str) -> list[str]:
         """Other addresses of the node that is known at `address`, if it has several: its port on the hosts of the other
-        doors, some of which may be other nodes. None, where `address` has the host of no door."""
+        nodes, some of which may be other nodes. None, where `address` is on none of these hosts."""
         host, port = split_address(address)
-        hosts = dict.fromkeys(split_address(door)[0] for door in self.doors[: ADDRESSES_NAMED + 1])
+        hosts = dict.fromkeys(
+            split_address(node_address)[0] for node_address in self.node_addresses[: ADDRESSES_NAMED + 1]
+        )
         return [join_address(other, port) for other in hosts if other != host] if host in hosts else []
 
     def __str__(self) -> str:
-        fields = [bytes.fromhex(self.run_id), self.authority, list(self.doors), list(self.addresses), self.token]
+        fields = [
+            bytes.fromhex(self.run_id),
+            self.authority,
+            list(self.node_addresses),
+            list(self.addresses),
+            self.token,
+        ]
         body = msgpack.packb(fields)
         return TICKET_PREFIX + _encoded(_check(body) + body)
 
@@ -95,16 +103,16 @@ def parse_ticket(text: str) -> Ticket:
     except (ValueError, msgpack.UnpackException):
         fields = None
     match fields:
-        case [bytes(run), bytes(authority), [str(), *_] as doors, list(addresses), bytes(token)] if (
+        case [bytes(run), bytes(authority), [str(), *_] as node_addresses, list(addresses), bytes(token)] if (
             len(run) == 32
             and _is_key(authority)
             and len(token) <= MOST_TOKEN_BYTES
-            and all(isinstance(address, str) for address in (*doors, *addresses))
+            and all(isinstance(address, str) for address in (*node_addresses, *addresses))
         ):
-            ticket = Ticket(RunId(run.hex()), authority, tuple(doors), tuple(addresses), token)
+            ticket = Ticket(RunId(run.hex()), authority, tuple(node_addresses), tuple(addresses), token)
         case _:
             raise TicketError(f"the ticket is of another version of hetpeer; {_ASK}")
-    if not all(map(_is_door, ticket.doors)):
+    if not all(map(_is_node_address, ticket.node_addresses)):
         raise TicketError(f"the ticket names no address; {_ASK}")
     return ticket
 
@@ -162,7 +170,7 @@ def _is_key(authority: bytes) -> bool:
     return len(authority) == PUBLIC_BYTES
 
 
-def _is_door(address: str) -> bool:
+def _is_node_address(address: str) -> bool:
     """Whether a node can listen at an address: nobody is reached at port 0."""
     try:
         return split_address(address)[1] > 0

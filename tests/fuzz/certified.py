@@ -24,11 +24,11 @@ import msgpack  # isort: skip
 MADE, LASTS = 1_800_000_000.0, 3600.0
 ENDS = MADE + LASTS
 CERTIFIED = certificates.certify(OPERATOR, AUTHOR.key.public_key(), MADE, LASTS)
-DOOR = certificates.certify(OPERATOR, GATEWAY.key.public_key(), MADE, LASTS, gateway=True)
+REGISTRATION = certificates.certify(OPERATOR, GATEWAY.key.public_key(), MADE, LASTS, gateway=True)
 REQUEST = certificates.request(AUTHOR)
 
 CALLER = Caller(AUTHOR.peer_id, ENDS, False, OPERATOR.peer_id)
-AT_THE_DOOR = Caller(GATEWAY.peer_id, ENDS, True, OPERATOR.peer_id)
+REGISTRATION_CALLER = Caller(GATEWAY.peer_id, ENDS, True, OPERATOR.peer_id)
 
 
 def der(pem: bytes) -> bytes:
@@ -66,8 +66,8 @@ def read_request(data: bytes) -> object:
     return peer_id_of(certificates.read_request(data))
 
 
-def read_door(data: bytes) -> Caller:
-    return certificates.read_door(data, OPERATOR.public)[0]
+def read_registration_certificate(data: bytes) -> Caller:
+    return certificates.read_registration_certificate(data, OPERATOR.public)[0]
 
 
 def by_authority(read: Callable[[bytes], object]) -> Callable[[bytes], object]:
@@ -101,12 +101,15 @@ CERTIFICATES = (
         ((x509.load_der_x509_csr(REQUEST).tbs_certrequest_bytes, AUTHOR.peer_id),),
     ),
     Reader(
-        "certificate", certificates.read_certificate, ((CERTIFIED, CALLER), (DOOR + CERTIFIED, AT_THE_DOOR)), "text"
+        "certificate",
+        certificates.read_certificate,
+        ((CERTIFIED, CALLER), (REGISTRATION + CERTIFIED, REGISTRATION_CALLER)),
+        "text",
     ),
     Reader(
         "certificate's content",
         by_authority(lambda data: certificates.read_certificate(pem(data))),
-        ((content(CERTIFIED), CALLER), (content(DOOR), AT_THE_DOOR)),
+        ((content(CERTIFIED), CALLER), (content(REGISTRATION), REGISTRATION_CALLER)),
     ),
     Reader("certificate's key", certificates.public_key, ((CERTIFIED, AUTHOR.public),), "text"),
     Reader(
@@ -114,8 +117,12 @@ CERTIFICATES = (
         by_authority(lambda data: certificates.public_key(pem(data))),
         ((content(CERTIFIED), AUTHOR.public),),
     ),
-    Reader("door's certificate", read_door, ((der(DOOR), AT_THE_DOOR),)),
-    Reader("door's certificate's content", by_authority(read_door), ((content(DOOR), AT_THE_DOOR),)),
+    Reader("registration certificate", read_registration_certificate, ((der(REGISTRATION), REGISTRATION_CALLER),)),
+    Reader(
+        "content of a registration certificate",
+        by_authority(read_registration_certificate),
+        ((content(REGISTRATION), REGISTRATION_CALLER),),
+    ),
     behind_signature(
         "record in the DHT",
         AUTHOR,

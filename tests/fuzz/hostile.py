@@ -96,7 +96,7 @@ class Town:
     seats: GroupSeats
     """Of the victim."""
     channel: grpc.aio.Channel
-    door: grpc.aio.Channel
+    registration: grpc.aio.Channel
     link: grpc.aio.Channel
     """Of the stage before."""
     known: list[str]
@@ -132,7 +132,7 @@ class Town:
     async def attempt(self, call: Call) -> grpc.StatusCode:
         """Make a hostile call; how it ended. What was not meant is raised."""
         self.open_the_way(call.path)
-        channels = {DOOR: self.door, PIPELINE: self.link}
+        channels = {DOOR: self.registration, PIPELINE: self.link}
         channel = next((at for service, at in channels.items() if call.path.startswith(service)), self.channel)
         code, details = await _made(channel, call)
         assert code in MEANT or details == CALLERS_OWN, f"{call} ended as {code}: {details}"
@@ -160,7 +160,7 @@ class Town:
             each.outer.discovery.lost.clear()
         await asyncio.wait_for(self.caller.outer.reconciler.compare(self.victim.outer.discovery.record), SECONDS)
         assert not self.caller.outer.discovery.lost
-        answer = await self.door.unary_unary(f"{DOOR}Describe")(b"", timeout=SECONDS)
+        answer = await self.registration.unary_unary(f"{DOOR}Describe")(b"", timeout=SECONDS)
         assert run_pb2.DescribeReply.FromString(answer).descriptor_json
         while tasks := self.victim.outer.reconciler.tasks:
             await asyncio.wait(tasks)

@@ -17,7 +17,7 @@ from peer.network import admission
 from peer.network.gossip import tell_revocation
 from peer.network.group import Attempt, call, make_link
 from peer.network.handover_service import offer_handover
-from peer.network.reach.probing import measure_doors
+from peer.network.reach.probing import measure_nodes
 from peer.network.snapshot_transfer import fetch_snapshot
 from protocol.codec.seating import OfferFrame, pack_offer, unpack_answer, unpack_seats
 from protocol.errors import HetpeerError
@@ -119,7 +119,7 @@ async def register(liar: Liar) -> None:
 
 
 async def measure(liar: Liar) -> None:
-    assert len(await measure_doors(liar.ticket)) == 1
+    assert len(await measure_nodes(liar.ticket)) == 1
 
 
 ASKS: dict[Asks, str] = {
@@ -150,9 +150,9 @@ async def set_up(stack: AsyncExitStack, folder: Path) -> Liar:
     village = Village(MANIFEST, folder, stack, load_or_create(folder / "operator"))
     liar.peer, other = await village.join("peer", 1), await village.join("liar", 1)
     credentials = other.outer.reconciler.contacts.credentials
-    at_the_door = as_operator(village.operator, 60.0).credentials.at_the_door()
+    for_registration = as_operator(village.operator, 60.0).credentials.for_registration()
     ports = []
-    for shown in (credentials.serving(), at_the_door):
+    for shown in (credentials.serving(), for_registration):
         server = grpc.aio.server(options=options(MANIFEST))
         server.add_generic_rpc_handlers((liar,))
         ports.append(listen(server, "127.0.0.1:0", shown))

@@ -11,9 +11,9 @@ from typing import Any
 import grpc
 
 from bootstrap.admission.admission_policy import AdmissionPolicy
-from bootstrap.admission.door_answers import StatusAnswers
 from bootstrap.admission.places import Admission
-from bootstrap.admission.registration import Door
+from bootstrap.admission.registration import RegistrationService
+from bootstrap.admission.registration_answers import StatusAnswers
 from bootstrap.monitor.watch import Monitor, MonitorService
 from bootstrap.node import as_operator
 from bootstrap.rate_limit import Rates
@@ -26,7 +26,7 @@ from protocol.errors import HetpeerError
 from protocol.identity import EMBEDDING, PeerId, ReplicaId, RunId, stage_part
 from protocol.monitor import Noted, StepReport, pack_report
 from protocol.net.allowances import RateLimit
-from protocol.net.channels import channel_to, knock, listen, options
+from protocol.net.channels import channel_to, connect_to_registration, listen, options
 from protocol.net.guard import Guard, no_objection
 from protocol.net.lenient import AnyBytes
 from protocol.outer.history import History
@@ -84,7 +84,7 @@ async def town(folder: Path) -> AsyncIterator[Town]:
             await village.round(round, [caller])
         record = victim.outer.discovery.record
         channel = channel_to(record, MANIFEST, caller.outer.reconciler.contacts.credentials)
-        door = await _serve_door(village, stack, monitor)
+        registration = await _serve_registration(village, stack, monitor)
         snapshots, state = victim.outer.followed.snapshots, victim.outer.followed.parts[PART].state
         snapshots.write(PART, 1, History(), [each.numpy() for each in state.grid.values()])
         link = channel_to(record, MANIFEST, before.outer.reconciler.contacts.credentials)
@@ -92,7 +92,7 @@ async def town(folder: Path) -> AsyncIterator[Town]:
         honest = _honest(caller, before, victim)
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
         seats = GroupSeats(victim.outer.reconciler, pipelines[PeerId(victim.id)], tasks, open=True)
-        made = Town(victim, caller, before, seats, channel, door, link, known, signed, honest)
+        made = Town(victim, caller, before, seats, channel, registration, link, known, signed, honest)
         stack.push_async_callback(channel.close, None)
         stack.push_async_callback(link.close, None)
         logging.getLogger().addHandler(made.complaints)
@@ -133,7 +133,7 @@ async def _begin(upstream: Link, me: PeerId) -> None:
         unpack_forward([said], FrameRules.of(MANIFEST), place, offer.embedding_digest)
 
 
-async def _serve_door(village: Village, stack: Any, monitor: Monitor) -> grpc.aio.Channel:
+async def _serve_registration(village: Village, stack: Any, monitor: Monitor) -> grpc.aio.Channel:
     files = [RunFile(name, "ef" * 32, 5) for name in file_names(MANIFEST)]
     descriptor = descriptor_of(MANIFEST, village.operator.peer_id, files)
     credentials = as_operator(village.operator, 3600.0).credentials
@@ -143,15 +143,17 @@ async def _serve_door(village: Village, stack: Any, monitor: Monitor) -> grpc.ai
     place.mkdir()
     register = Register(village.authority, MANIFEST)
     keeper = AdmissionPolicy(place, rates)
-    door = Door(descriptor, dht, register, Admission(MANIFEST), village.operator, credentials, 1, 3600.0, keeper)
+    registration = RegistrationService(
+        descriptor, dht, register, Admission(MANIFEST), village.operator, credentials, 1, 3600.0, keeper
+    )
     limit = RateLimit(2**30, 1e-9)
-    door.status = StatusAnswers(monitor.view, limit, limit)
+    registration.status = StatusAnswers(monitor.view, limit, limit)
     server = grpc.aio.server(options=options(None), interceptors=[AnyBytes()])
-    port = listen(server, "127.0.0.1:0", credentials.at_the_door())
-    run_pb2_grpc.add_RunServicer_to_server(door, server)
+    port = listen(server, "127.0.0.1:0", credentials.for_registration())
+    run_pb2_grpc.add_RunServicer_to_server(registration, server)
     await server.start()
     stack.push_async_callback(server.stop, None)
-    at = knock(f"127.0.0.1:{port}", village.operator.peer_id, credentials.root)
+    at = connect_to_registration(f"127.0.0.1:{port}", village.operator.peer_id, credentials.root)
     channel: grpc.aio.Channel = await stack.enter_async_context(at)
     return channel
 

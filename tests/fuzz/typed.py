@@ -29,7 +29,13 @@ from tests.reference.small_manifest import SMALL
 TICKET = Ticket(
     RUN, OPERATOR.public, ("example.org:4000", "[::1]:4000"), ("/ip4/1.2.3.4/tcp/4001/p2p/QmPeer",), b"t" * 20
 )
-TICKET_FIELDS = [bytes.fromhex(RUN), TICKET.authority, [*TICKET.doors], [*TICKET.addresses], TICKET.token]
+TICKET_FIELDS = [
+    bytes.fromhex(RUN),
+    TICKET.authority,
+    [*TICKET.node_addresses],
+    [*TICKET.addresses],
+    TICKET.token,
+]
 TOML = "\n".join(
     f"[{table}]\n" + "\n".join(f"{key} = {value}" for key, value in of.items()) for table, of in SMALL.items()
 )

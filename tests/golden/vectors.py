@@ -263,7 +263,7 @@ def read(vector: Vector, data: bytes) -> Values:
             pasted = ticket.parse_ticket(data.decode())
             said = {"run": pasted.run_id, "authority": pasted.authority.hex()}
             said |= {"operator": peer_id_of_public(pasted.authority), "token": pasted.token.hex()}
-            return said | {"doors": list(pasted.doors), "addresses": list(pasted.addresses)}
+            return said | {"doors": list(pasted.node_addresses), "addresses": list(pasted.addresses)}
     raise ValueError(vector.kind)
 
 

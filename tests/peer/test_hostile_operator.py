@@ -12,7 +12,7 @@ import pytest
 
 from bootstrap.admission.admission_policy import AdmissionPolicy
 from bootstrap.admission.places import Admission
-from bootstrap.admission.registration import Door
+from bootstrap.admission.registration import RegistrationService
 from bootstrap.data import published_text
 from bootstrap.genesis import create_run
 from bootstrap.node import as_operator
@@ -49,7 +49,7 @@ MOST_GROWTH = 256 * 2**20
 """With the modules that joining loads."""
 
 
-class Counted(Door):
+class Counted(RegistrationService):
     """The operator's door, by the code that honest ones run."""
 
     registered = 0
@@ -98,12 +98,12 @@ def join(
         by, admission_policy = as_operator(OPERATOR, 600.0), AdmissionPolicy(folder / "operator")
         outside = grpc.aio.server(options=options(None))
         inside = grpc.aio.server(options=options(descriptor.manifest), interceptors=[Guard(admission_policy.objection)])
-        port = listen(outside, "127.0.0.1:0", by.credentials.at_the_door())
+        port = listen(outside, "127.0.0.1:0", by.credentials.for_registration())
         files = listen(inside, "127.0.0.1:0", by.credentials.serving())
         register = Register(Authority(descriptor.run_id, OPERATOR.peer_id), descriptor.manifest)
         places = Admission(descriptor.manifest), OPERATOR, by.credentials, files, 600.0, admission_policy, by.card
-        door, endless = Counted(descriptor, NoRecords(), register, *places), Endless()  # type: ignore[arg-type]
-        run_pb2_grpc.add_RunServicer_to_server(door, outside)
+        registration, endless = Counted(descriptor, NoRecords(), register, *places), Endless()  # type: ignore[arg-type]
+        run_pb2_grpc.add_RunServicer_to_server(registration, outside)
         files_of = BlobService(descriptor.manifest, published_text.lookup(descriptor, served)) if served else endless
         blobs_pb2_grpc.add_BlobsServicer_to_server(files_of, inside)
         await outside.start()
@@ -117,7 +117,7 @@ def join(
         try:
             await run_until(asyncio.Event(), settings, EventStream([said.append]), work)
         except HetpeerError as error:
-            return door.registered, endless.fetched, error
+            return registration.registered, endless.fetched, error
         finally:
             await outside.stop(None)
             await inside.stop(None)

@@ -196,10 +196,10 @@ class World:
                 await self._hold(process, owner, stop, held)
 
             where = Listen(owner.machine.address, DOOR)
-            standing = as_operator(identity, self.life)
+            rights = as_operator(identity, self.life)
             async with asyncio.TaskGroup() as tasks:
                 how = {"monitor": monitor, "keeps": self.keeps_model}
-                tasks.create_task(serve_node(self.descriptor, owner.folder, where, standing, up, stop, **how))
+                tasks.create_task(serve_node(self.descriptor, owner.folder, where, rights, up, stop, **how))
                 if self.keeps_model:
                     tasks.create_task(keep_model(monitor, hold, EventStream([self._teller(process)]), stop))
 
@@ -216,8 +216,8 @@ class World:
                 owner.ticket = ticket
 
             terminal: Any = SimpleNamespace(emit=self._teller(process))
-            served, standing = await _become_gateway(self.life, self._invited[owner.name], owner.folder, None, terminal)
-            await serve_node(served, owner.folder, Listen(owner.machine.address, DOOR), standing, up, stop)
+            served, rights = await _become_gateway(self.life, self._invited[owner.name], owner.folder, None, terminal)
+            await serve_node(served, owner.folder, Listen(owner.machine.address, DOOR), rights, up, stop)
 
         return work
 

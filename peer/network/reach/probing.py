@@ -1,8 +1,8 @@
 """Probes of the links to a run's nodes and peers, by a machine that has no place in the run yet.
 
-A node's door answers pieces of bytes (`Run.Measure`), so the way to it can be timed and filled in both directions.
-Peers let nobody call who has no certificate; but a TLS handshake with one gets as far as its certificate, and the time
-until its port takes the connection is a round trip.
+A node's registration port answers pieces of bytes (`Run.Measure`), so the way to it can be timed and filled in both
+directions. Peers let nobody call who has no certificate; but a TLS handshake with one gets as far as its certificate,
+and the time until its port takes the connection is a round trip.
 """
 
 import asyncio
@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from peer.network.admission import knocked
+from peer.network.admission import registration_channel
 from protocol.clock import unix_time
 from protocol.errors import FormatError, HetpeerError, RefusedError
-from protocol.limits import CHUNK_BYTES, DOOR_STREAMS, TLS_SECONDS
+from protocol.limits import CHUNK_BYTES, REGISTRATION_STREAMS, TLS_SECONDS
 from protocol.net.tls_probe import probe
 from protocol.patience import CALL_SECONDS
 from protocol.schemas import run_pb2 as pb
@@ -34,10 +34,10 @@ PROBE_WARMUP_BYTES = 16 * 1024
 PIECE_SECONDS = 0.1
 """The time that a piece takes, about: a slow link carries short ones, so that there are some to count."""
 
-AT_ONCE = DOOR_STREAMS // 2
+AT_ONCE = REGISTRATION_STREAMS // 2
 """The pieces under way at once: 1 MiB, what a link of 100 Mb/s has room for at a round trip of 80 ms. It is half of
-what a door takes: the door counts a call for a moment after its caller has the answer, and hangs up on the one that
-would be too many."""
+what a registration port takes: the registration port counts a call for a moment after its caller has the answer, and
+hangs up on the one that would be too many."""
 
 RANDOM_PIECE = os.urandom(CHUNK_BYTES)
 """The bytes of which pieces are made: no link can compress them."""
@@ -78,19 +78,19 @@ class Handshake:
     tls: float
 
 
-async def measure_doors(ticket: Ticket) -> list[MeasuredWay | NoWay]:
+async def measure_nodes(ticket: Ticket) -> list[MeasuredWay | NoWay]:
     """Measure the links to all nodes of a ticket, one after the other: at once they would share this machine's link."""
     found: list[MeasuredWay | NoWay] = []
-    for address in ticket.doors:
+    for address in ticket.node_addresses:
         try:
-            async with knocked(ticket, address) as (channel, node):
+            async with registration_channel(ticket, address) as (channel, node):
                 found.append(await _measure(run_pb2_grpc.RunStub(channel), node.address))
         except HetpeerError as error:
             found.append(NoWay(address, str(error), isinstance(error, RefusedError)))
     return found
 
 
-async def _measure(door: run_pb2_grpc.RunStub, address: str) -> MeasuredWay:
+async def _measure(stub: run_pb2_grpc.RunStub, address: str) -> MeasuredWay:
     """Measure the link to one node.
 
     Raises:
@@ -100,26 +100,26 @@ async def _measure(door: run_pb2_grpc.RunStub, address: str) -> MeasuredWay:
     trips, ahead, last = list[float](), 0.0, pb.MeasureReply()
     for _ in range(PINGS + 1):
         sent, started = unix_time(), time.perf_counter()
-        last = await _ask(door, 0, 0)
+        last = await _ask(stub, 0, 0)
         trip = time.perf_counter() - started
         if trip <= min(trips, default=math.inf):
             ahead = sent + trip / 2 - last.time
         trips.append(trip)
     trip = min(trips[1:])  # the first one waits for the handler to be warm
-    up = await _fill(door, trip, upwards=True)
-    down = await _fill(door, trip, upwards=False)
+    up = await _fill(stub, trip, upwards=True)
+    down = await _fill(stub, trip, upwards=False)
     return MeasuredWay(address, trip, up, down, ahead, trip / 2, last.round, last.round_seconds)
 
 
-async def _ask(door: run_pb2_grpc.RunStub, sent: int, wanted: int) -> pb.MeasureReply:
+async def _ask(stub: run_pb2_grpc.RunStub, sent: int, wanted: int) -> pb.MeasureReply:
     request = pb.MeasureRequest(piece=RANDOM_PIECE[:sent], wanted=wanted)
-    reply: pb.MeasureReply = await door.Measure(request, timeout=CALL_SECONDS)
+    reply: pb.MeasureReply = await stub.Measure(request, timeout=CALL_SECONDS)
     if len(reply.piece) != wanted or not (math.isfinite(reply.time) and 0 <= reply.round_seconds < math.inf):
         raise FormatError("the node's answer to a measurement is none")
     return reply
 
 
-async def _fill(door: run_pb2_grpc.RunStub, trip: float, upwards: bool) -> float:
+async def _fill(stub: run_pb2_grpc.RunStub, trip: float, upwards: bool) -> float:
     """Measure the rate of a link in one direction, in bits a second. One small piece shows how large the others must be
     to take `PIECE_SECONDS` each; then `AT_ONCE` of these at a time keep the link full. `trip`: seconds of a round
     trip."""
@@ -127,7 +127,7 @@ async def _fill(door: run_pb2_grpc.RunStub, trip: float, upwards: bool) -> float
 
     async def transfer(count: int) -> None:
         sent, wanted = (count, 0) if upwards else (0, count)
-        await _ask(door, sent, wanted)
+        await _ask(stub, sent, wanted)
         arrivals.append(time.perf_counter())
 
     started = time.perf_counter()

@@ -15,10 +15,10 @@ from protocol.clock import unix_time
 from protocol.errors import FormatError, PeerError, RefusedError, UnreachableError, UserError
 from protocol.files import write_atomically
 from protocol.identity import PeerId
-from protocol.limits import ADDRESSES_NAMED, DOOR_SHARE
+from protocol.limits import ADDRESSES_NAMED, REGISTRATION_SHARE
 from protocol.net import gate as gates
 from protocol.net.channels import Credentials, options
-from protocol.net.connection_limits import AT_DOOR
+from protocol.net.connection_limits import OF_REGISTRATION
 from protocol.trust import certificates
 from protocol.trust.keys import Identity
 from protocol.trust.ticket import Ticket
@@ -187,7 +187,7 @@ def _wanted(wish: Wish, ticket: Ticket) -> Reach:
     machine = MachineAddresses(admission.own_addresses(), "")
     needs_way = wish.listens is None or (not wish.announce and wish.listens[0] in WILDCARDS)
     if needs_way:
-        machine = replace(machine, towards=admission.address_towards(*ticket.doors))
+        machine = replace(machine, towards=admission.address_towards(*ticket.node_addresses))
     return reach_at(wish, machine, machine.own)
 
 
@@ -258,9 +258,9 @@ async def answering(identity: Identity, host: str, port: int) -> AsyncIterator[i
     own_certificate = certificates.certify(identity, identity.key.public_key(), unix_time(), MOMENT_SECONDS)
     server = grpc.aio.server(options=options(None))
     shown = Credentials(certificates.private_key(identity), own_certificate, own_certificate)
-    gate = await gates.bind(host, port, AT_DOOR, DOOR_SHARE)
+    gate = await gates.bind(host, port, OF_REGISTRATION, REGISTRATION_SHARE)
     try:
-        await gate.serve(server, shown.at_the_door())
+        await gate.serve(server, shown.for_registration())
         yield gate.port
     finally:
         await gate.close(0.0)

@@ -19,10 +19,10 @@ from bootstrap.admission import operator_lists
 from bootstrap.admission.admission_policy import OBSERVER_FOLDER, AdmissionPolicy
 from bootstrap.admission.audit_log import last
 from bootstrap.admission.database import RevokedPeer, changing
-from bootstrap.admission.door_answers import NOBODY, StatusAnswers
 from bootstrap.admission.operator_lists import set_closed
 from bootstrap.admission.places import Admission
-from bootstrap.admission.registration import GATEWAY_SECONDS, Door
+from bootstrap.admission.registration import GATEWAY_SECONDS, RegistrationService
+from bootstrap.admission.registration_answers import NOBODY, StatusAnswers
 from bootstrap.monitor.watch import Monitor
 from bootstrap.node import ServingRights, as_operator
 from bootstrap.rate_limit import Rates
@@ -31,13 +31,20 @@ from peer.network.admission import Admitted
 from peer.network.reach.reach import answering
 from protocol.errors import FormatError, HetpeerError, PeerError, RefusedError, UnreachableError
 from protocol.identity import RunId
-from protocol.limits import DOOR_SHARE, PEERS_SHARE
+from protocol.limits import PEERS_SHARE, REGISTRATION_SHARE
 from protocol.monitor import NodeWord
 from protocol.net import gate as gates
 from protocol.net.allowances import RateLimit
 from protocol.net.blobs import BlobService, fetch
-from protocol.net.channels import Credentials, connect, door_options, handshake, knock, options
-from protocol.net.connection_limits import AT_DOOR, OF_PEERS
+from protocol.net.channels import (
+    Credentials,
+    connect,
+    connect_to_registration,
+    handshake,
+    options,
+    registration_options,
+)
+from protocol.net.connection_limits import OF_PEERS, OF_REGISTRATION
 from protocol.net.guard import Guard
 from protocol.run.run_files import RunFile, descriptor_of, file_names
 from protocol.schemas import blobs_pb2, blobs_pb2_grpc, run_pb2, run_pb2_grpc
@@ -79,7 +86,7 @@ class House:
     """A node with its door, and its other port."""
 
     folder: Path
-    door: Door
+    registration: RegistrationService
     ticket: Ticket
     records: Records
     said: list[str] = field(default_factory=list)
@@ -107,15 +114,15 @@ class House:
 Scene = Callable[[House], Awaitable[None]]
 
 
-def play(folder: Path, scene: Scene, who: Identity = OPERATOR, standing: ServingRights | None = None) -> None:
+def play(folder: Path, scene: Scene, who: Identity = OPERATOR, rights: ServingRights | None = None) -> None:
     """A scene before the operator's door, or another's."""
 
     async def run() -> None:
-        by = standing or as_operator(OPERATOR, LIFE)
+        by = rights or as_operator(OPERATOR, LIFE)
         admission_policy = AdmissionPolicy(folder)
-        door_gate = await gates.bind("127.0.0.1", 0, AT_DOOR, DOOR_SHARE)
+        registration_gate = await gates.bind("127.0.0.1", 0, OF_REGISTRATION, REGISTRATION_SHARE)
         peers_gate = await gates.bind("127.0.0.1", 0, OF_PEERS, PEERS_SHARE)
-        door_server = grpc.aio.server(options=door_options())
+        registration_server = grpc.aio.server(options=registration_options())
         guard = Guard(admission_policy.objection, peers_gate.authenticate)
         peers_server = grpc.aio.server(options=options(MANIFEST), interceptors=[guard])
         register = Register(Authority(DESCRIPTOR.run_id, OPERATOR.peer_id), MANIFEST)
@@ -129,16 +136,18 @@ def play(folder: Path, scene: Scene, who: Identity = OPERATOR, standing: Serving
             by.card,
         )
         records = Records()
-        door = Door(DESCRIPTOR, records, register, *places, named=door_gate.caller)  # type: ignore[arg-type]
-        run_pb2_grpc.add_RunServicer_to_server(door, door_server)
+        registration = RegistrationService(DESCRIPTOR, records, register, *places, named=registration_gate.caller)  # type: ignore[arg-type]
+        run_pb2_grpc.add_RunServicer_to_server(registration, registration_server)
         blobs_pb2_grpc.add_BlobsServicer_to_server(BlobService(MANIFEST, lambda sha256: BLOB), peers_server)
         try:
             await peers_gate.serve(peers_server, by.credentials.serving())
-            await door_gate.serve(door_server, by.credentials.at_the_door())
-            address = f"127.0.0.1:{door_gate.port}"
-            await scene(House(folder, door, Ticket(DESCRIPTOR.run_id, OPERATOR.public, (address,), ()), records))
+            await registration_gate.serve(registration_server, by.credentials.for_registration())
+            address = f"127.0.0.1:{registration_gate.port}"
+            await scene(
+                House(folder, registration, Ticket(DESCRIPTOR.run_id, OPERATOR.public, (address,), ()), records)
+            )
         finally:
-            await door_gate.close(0.0)
+            await registration_gate.close(0.0)
             await peers_gate.close(0.0)
 
     asyncio.run(asyncio.wait_for(run(), 60))
@@ -157,7 +166,7 @@ def test_who_has_no_place_yet_is_dialled_back(tmp_path: Path):
             assert await nodes.dial_back(house.ticket, ANN.peer_id, here) == (here, "")
             assert await nodes.dial_back(house.ticket, ANN.peer_id, f"192.0.2.1:{port}") == (here, "")
             assert await nodes.dial_back(house.ticket, BOB.peer_id, here) == (here, "another peer answers there")
-            by_name = replace(house.ticket, doors=(house.ticket.operator.replace("127.0.0.1", "localhost"),))
+            by_name = replace(house.ticket, node_addresses=(house.ticket.operator.replace("127.0.0.1", "localhost"),))
             assert await nodes.dial_back(by_name, ANN.peer_id, here) == (here, "")
         assert await nodes.dial_back(house.ticket, ANN.peer_id, here) == (here, NOBODY)
 
@@ -174,7 +183,7 @@ def test_a_door_that_swallows_everything_keeps_nobody_from_the_next(tmp_path: Pa
 
         async with await asyncio.start_server(swallow, "127.0.0.1", 0) as hole:
             dead = f"127.0.0.1:{hole.sockets[0].getsockname()[1]}"
-            ticket = replace(house.ticket, doors=(dead, *house.ticket.doors))
+            ticket = replace(house.ticket, node_addresses=(dead, *house.ticket.node_addresses))
             assert await nodes.fetch_descriptor(ticket) == DESCRIPTOR
 
     play(tmp_path, scene)
@@ -184,7 +193,7 @@ def test_who_asks_is_told_whether_the_run_is_over(tmp_path: Path):
     async def scene(house: House) -> None:
         assert await nodes.ask_node(house.ticket) == NodeWord()
         word = NodeWord(7, taking=True, run=6, holders=(b"one", b"two"), rewind=b"three", keeps=True)
-        house.door.word = lambda: word
+        house.registration.word = lambda: word
         assert await nodes.ask_node(house.ticket) == word
         assert await nodes.fetch_descriptor(house.ticket) == DESCRIPTOR
 
@@ -202,9 +211,9 @@ def test_who_has_the_ticket_may_ask_how_the_run_goes(tmp_path: Path):
     async def scene(house: House) -> None:
         with pytest.raises(RefusedError, match="does not watch the run"):
             await nodes.ask_status(house.ticket)
-        house.door.status = StatusAnswers(Monitor.of(MANIFEST, DESCRIPTOR.run_id).view)
+        house.registration.status = StatusAnswers(Monitor.of(MANIFEST, DESCRIPTOR.run_id).view)
         assert (await nodes.ask_status(house.ticket)).rounds == MANIFEST.outer.rounds
-        house.door.status = StatusAnswers(Monitor.of(MANIFEST, RunId("cd" * 32)).view)
+        house.registration.status = StatusAnswers(Monitor.of(MANIFEST, RunId("cd" * 32)).view)
         with pytest.raises(FormatError, match="another run"):
             await nodes.ask_status(house.ticket)
 
@@ -241,14 +250,16 @@ def test_a_newcomer_gets_a_stage_that_it_can_serve(tmp_path: Path):
 
 def answering_with_time(monkeypatch: pytest.MonkeyPatch, time: Callable[[float], float]) -> None:
     """Let every door tell another time than it would."""
-    honest = Door.Register
+    honest = RegistrationService.Register
 
-    async def register(self: Door, request: run_pb2.RegisterRequest, context: Any) -> run_pb2.RegisterReply:
+    async def register(
+        self: RegistrationService, request: run_pb2.RegisterRequest, context: Any
+    ) -> run_pb2.RegisterReply:
         reply = await honest(self, request, context)
         reply.time = time(reply.time)
         return reply
 
-    monkeypatch.setattr(Door, "Register", register)
+    monkeypatch.setattr(RegistrationService, "Register", register)
 
 
 @pytest.mark.parametrize("ahead", [0.0, 7200.0, -7200.0])
@@ -286,12 +297,12 @@ def test_a_certificate_lasts_as_long_as_the_operator_says(tmp_path: Path, monkey
         key = certificates.request(ANN)
         context: Any = Context()
         peer = run_pb2.RegisterRequest(signing_request=key, role=run_pb2.VOLUNTEER)
-        given = await house.door.Register(peer, context)
+        given = await house.registration.Register(peer, context)
         assert certificates.read_certificate(given.certificate).ends == 1_900_000_000.0 + LIFE
         gateway = run_pb2.RegisterRequest(
             signing_request=certificates.request(GATEWAY), role=run_pb2.GATEWAY, token=house.invited(gateway=True)
         )
-        given = await house.door.Register(gateway, context)
+        given = await house.registration.Register(gateway, context)
         assert certificates.read_certificate(given.certificate).ends == 1_900_000_000.0 + GATEWAY_SECONDS
 
     play(tmp_path, scene)
@@ -385,7 +396,7 @@ def test_a_revoked_peer_gets_no_certificate_and_nothing_at_the_other_port(tmp_pa
 
 def test_who_asks_too_often_is_told_when_to_come_back_and_leaves_no_line_in_the_log(tmp_path: Path):
     async def scene(house: House) -> None:
-        house.door.admission_policy.rates = Rates(by_network=RateLimit(burst=2, seconds=3600.0))
+        house.registration.admission_policy.rates = Rates(by_network=RateLimit(burst=2, seconds=3600.0))
         await house.register()
         await house.register()
         await house.refused(RefusedError, "too many peers ask from your network at once: try again in 3600 s")
@@ -420,7 +431,9 @@ def test_who_asks_too_often_is_told_when_to_come_back_and_leaves_no_line_in_the_
 )
 def test_a_request_that_is_none_is_refused_and_written_down(tmp_path: Path, asked: run_pb2.RegisterRequest, words: str):
     async def scene(house: House) -> None:
-        async with knock(house.ticket.operator, OPERATOR.peer_id, certificates.authority(OPERATOR)) as channel:
+        async with connect_to_registration(
+            house.ticket.operator, OPERATOR.peer_id, certificates.authority(OPERATOR)
+        ) as channel:
             stub = run_pb2_grpc.RunStub(channel)
             with pytest.raises(grpc.aio.AioRpcError, match=words):
                 await stub.Register(asked, metadata=handshake(MANIFEST), timeout=20)
@@ -433,7 +446,9 @@ def test_a_request_that_is_none_is_refused_and_written_down(tmp_path: Path, aske
 
 def test_the_door_is_for_newcomers_alone(tmp_path: Path):
     async def scene(house: House) -> None:
-        async with knock(house.ticket.operator, OPERATOR.peer_id, certificates.authority(OPERATOR)) as channel:
+        async with connect_to_registration(
+            house.ticket.operator, OPERATOR.peer_id, certificates.authority(OPERATOR)
+        ) as channel:
             call = blobs_pb2_grpc.BlobsStub(channel).Fetch(blobs_pb2.FetchRequest())
             with pytest.raises(grpc.aio.AioRpcError) as error:
                 await call.read()
@@ -475,13 +490,13 @@ def test_who_knows_that_a_gateway_is_revoked_passes_it_by(tmp_path: Path):
 
 
 def test_no_certificate_outlasts_the_gateways_that_gave_it(tmp_path: Path):
-    standing = as_gateway(seconds=60.0)
+    rights = as_gateway(seconds=60.0)
 
     async def scene(house: House) -> None:
         given = await house.register()
-        assert given.credentials.ends <= standing.credentials.ends
+        assert given.credentials.ends <= rights.credentials.ends
 
-    play(tmp_path, scene, GATEWAY, standing)
+    play(tmp_path, scene, GATEWAY, rights)
 
 
 def test_a_gateway_admits_no_gateways(tmp_path: Path):
@@ -533,7 +548,7 @@ def test_the_card_of_a_gateway_that_is_revoked_is_no_place_and_saves_no_trial(tm
             house.records.put(founder, round=3)
         held = await house.register(BOB, "datacenter", card=by_gateway)
         assert (held.card.slot, held.card.on_trial) == (4, False)
-        house.door.admission.places.clear()
+        house.registration.admission.places.clear()
         operator_lists.add_revoked(house.folder, RevokedPeer(peer=GATEWAY.peer_id, start=0, at=0.0, signed=b""))
         fallen = await house.register(BOB, "datacenter", card=by_gateway)
         assert (fallen.card.slot == 4, fallen.card.on_trial) == (False, True)
@@ -555,12 +570,12 @@ def test_a_gateway_whose_certificate_has_ended_is_said_to(tmp_path: Path):
 
 
 def test_a_peer_of_the_run_is_no_door(tmp_path: Path):
-    standing = ServingRights(certified(BOB, OPERATOR), LIFE)
+    rights = ServingRights(certified(BOB, OPERATOR), LIFE)
 
     async def scene(house: House) -> None:
         await house.refused(PeerError, "is no bootstrap node of this run: it is a peer of the run")
 
-    play(tmp_path, scene, BOB, standing)
+    play(tmp_path, scene, BOB, rights)
 
 
 def test_a_ticket_with_another_authority_than_the_doors_is_said_to_be(tmp_path: Path):
@@ -623,7 +638,7 @@ def test_a_wrong_door_and_one_that_is_away_do_not_hide_the_one_that_opens(tmp_pa
         with plain_server(b"220 mail\r\n") as wrong, socket.socket() as unused:
             unused.bind(("127.0.0.1", 0))
             away = f"127.0.0.1:{unused.getsockname()[1]}"
-            many = replace(house.ticket, doors=(wrong, away, *house.ticket.doors))
+            many = replace(house.ticket, node_addresses=(wrong, away, *house.ticket.node_addresses))
             assert await nodes.fetch_descriptor(many) == DESCRIPTOR
 
     play(tmp_path, scene)
@@ -662,7 +677,7 @@ def test_who_moves_to_another_stage_has_one_place_and_stays_on_trial_or_not(tmp_
         assert (newcomer.card.slot, newcomer.card.on_trial) == (founder.card.slot, True)  # the place is free
         assert (await house.register(BOB, stage=1, card=newcomer.signed_card)).card.on_trial
         back = await house.register(stage=0, card=founder.signed_card)  # an old card is no second place
-        places = house.door.admission.places.values()
+        places = house.registration.admission.places.values()
         assert sorted(each.stage for each in places if each.role == "volunteer") == [0, 1]
         assert back.card.stage == 0
 
@@ -713,9 +728,9 @@ def test_who_is_admitted_is_given_what_the_operators_observer_attests(tmp_path: 
 
 def test_who_is_admitted_is_told_where_the_prepared_text_is(tmp_path: Path):
     async def scene(house: House) -> None:
-        house.door.mirrors = ("https://a.example/text", "http://b.example:8000")
-        assert (await house.register()).mirrors == house.door.mirrors
-        house.door.mirrors = ("file:///etc/passwd",)
+        house.registration.mirrors = ("https://a.example/text", "http://b.example:8000")
+        assert (await house.register()).mirrors == house.registration.mirrors
+        house.registration.mirrors = ("file:///etc/passwd",)
         await house.refused(PeerError, "is no mirror", who=BOB)
 
     play(tmp_path, scene)

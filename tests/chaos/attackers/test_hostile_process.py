@@ -198,7 +198,7 @@ def test_a_half_sent_call_is_begun_at_the_server_and_never_reaches_its_handler(t
         handler = grpc.unary_unary_rpc_method_handler(measure, as_bytes, as_bytes)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("hetpeer.v1.Run", {"Measure": handler}),))
         operator = load_or_create(tmp_path / "operator")
-        port = listen(server, "127.0.0.1:0", certified(operator, operator).at_the_door())
+        port = listen(server, "127.0.0.1:0", certified(operator, operator).for_registration())
         await server.start()
         async with (
             asyncio.timeout(SECONDS),

@@ -108,7 +108,7 @@ def test_what_is_wrong_with_each_node_is_told_and_the_machine_is_looked_at(
     with closed_port() as nobody:
         ticket = parse_ticket(node.ticket)
         silent = Ticket(ticket.run_id, ticket.authority, (nobody,), ticket.addresses)
-        both = Ticket(ticket.run_id, ticket.authority, (nobody, *ticket.doors), ticket.addresses)
+        both = Ticket(ticket.run_id, ticket.authority, (nobody, *ticket.node_addresses), ticket.addresses)
         code, found, _ = said(asking(str(silent)), capsys)
         assert code == NOT_TO_JOIN
         assert found[f"node {nobody}"]["outcome"] == "failure"

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from protocol.identity import PeerId
 from protocol.limits import TLS_SECONDS
 from protocol.net.connection_limits import (
-    AT_DOOR,
     OF_LIBP2P,
     OF_PEERS,
+    OF_REGISTRATION,
     Connection,
     ConnectionLimits,
     ConnectionTable,
@@ -148,7 +148,7 @@ def test_where_nobody_sees_who_authenticates_a_connection_that_lasts_is_establis
     assert not table.pending
 
 
-@pytest.mark.parametrize("limits", [AT_DOOR, OF_PEERS, OF_LIBP2P])
+@pytest.mark.parametrize("limits", [OF_REGISTRATION, OF_PEERS, OF_LIBP2P])
 @given(descriptors=st.integers(24, 100_000))
 def test_limits_keep_within_the_descriptors_there_are(limits: ConnectionLimits, descriptors: int):
     within = limits.within(descriptors)

@@ -16,13 +16,13 @@ import pytest
 from bootstrap.node import as_operator
 from protocol import descriptors
 from protocol.errors import ResourceError, UnreachableError
-from protocol.limits import DOOR_CONNECTIONS_OF_ADDRESS, DOOR_MESSAGE_BYTES, DOOR_STREAMS
+from protocol.limits import REGISTRATION_CONNECTIONS_OF_ADDRESS, REGISTRATION_MESSAGE_BYTES, REGISTRATION_STREAMS
 from protocol.manifest import message_bytes
 from protocol.net import connection_limits
 from protocol.net import gate as gates
 from protocol.net.allowances import RateLimit
-from protocol.net.channels import door_options, knock
-from protocol.net.connection_limits import AT_DOOR, ConnectionLimits, State
+from protocol.net.channels import connect_to_registration, registration_options
+from protocol.net.connection_limits import OF_REGISTRATION, ConnectionLimits, State
 from protocol.net.gate import Gate
 from protocol.net.tls_probe import anybody
 from protocol.schemas import run_pb2, run_pb2_grpc
@@ -66,7 +66,7 @@ class House:
 
     async def describe(self, host: str = "127.0.0.1") -> str:
         """The name of a newcomer for this house, who calls at this host."""
-        async with knock(f"{host}:{self.gate.port}", OPERATOR.peer_id, ROOT) as channel:
+        async with connect_to_registration(f"{host}:{self.gate.port}", OPERATOR.peer_id, ROOT) as channel:
             reply = await run_pb2_grpc.RunStub(channel).Describe(run_pb2.DescribeRequest(), timeout=20)
             return reply.descriptor_json.decode()
 
@@ -87,7 +87,7 @@ class House:
 
 def play(
     scene: Callable[[House], Awaitable[None]],
-    limits: ConnectionLimits = AT_DOOR,
+    limits: ConnectionLimits = OF_REGISTRATION,
     clock: Callable[[], float] | None = None,
     rate: RateLimit | None = None,
 ) -> None:
@@ -103,12 +103,12 @@ def play(
 @asynccontextmanager
 async def serving(limits: ConnectionLimits) -> AsyncIterator[House]:
     gate = await gates.bind("127.0.0.1", 0, limits, 1.0)
-    server, service = grpc.aio.server(options=door_options()), Service(gate)
+    server, service = grpc.aio.server(options=registration_options()), Service(gate)
     service.let_go.set()
     run_pb2_grpc.add_RunServicer_to_server(service, server)
     house = House(gate, service)
     try:
-        await gate.serve(server, as_operator(OPERATOR, 600.0).credentials.at_the_door())
+        await gate.serve(server, as_operator(OPERATOR, 600.0).credentials.for_registration())
         yield house
     finally:
         for writer in house.made:
@@ -145,13 +145,13 @@ def test_a_caller_behind_the_gate_is_known_by_its_true_address():
 
 def test_one_address_has_so_many_connections_and_others_are_answered_meanwhile():
     async def scene(house: House) -> None:
-        connections = [await house.connect() for _ in range(4 * DOOR_CONNECTIONS_OF_ADDRESS)]
-        await until(lambda: len(house.of_state(State.QUEUED)) == 3 * DOOR_CONNECTIONS_OF_ADDRESS)
-        assert len(house.of_state(State.PENDING)) == DOOR_CONNECTIONS_OF_ADDRESS
+        connections = [await house.connect() for _ in range(4 * REGISTRATION_CONNECTIONS_OF_ADDRESS)]
+        await until(lambda: len(house.of_state(State.QUEUED)) == 3 * REGISTRATION_CONNECTIONS_OF_ADDRESS)
+        assert len(house.of_state(State.PENDING)) == REGISTRATION_CONNECTIONS_OF_ADDRESS
         assert await house.describe()
         connections[0][1].close()  # which makes room for one that waits
-        await until(lambda: len(house.of_state(State.QUEUED)) == 3 * DOOR_CONNECTIONS_OF_ADDRESS - 1)
-        assert house.of_state(State.PENDING).count("127.0.0.2") == DOOR_CONNECTIONS_OF_ADDRESS
+        await until(lambda: len(house.of_state(State.QUEUED)) == 3 * REGISTRATION_CONNECTIONS_OF_ADDRESS - 1)
+        assert house.of_state(State.PENDING).count("127.0.0.2") == REGISTRATION_CONNECTIONS_OF_ADDRESS
         for _, writer in connections:
             writer.close()
         await until(lambda: not house.gate.ends)
@@ -171,7 +171,7 @@ def test_silent_connections_reach_no_server_and_the_oldest_makes_way():
         await until(lambda: not house.gate.callers)
         assert house.of_state(State.SILENT) == ["127.0.0.2", "127.0.0.2", "127.0.1.1"]
 
-    play(scene, replace(AT_DOOR, waiting=4))
+    play(scene, replace(OF_REGISTRATION, waiting=4))
 
 
 def test_a_connection_that_says_nothing_or_does_not_authenticate_ends_in_time(monkeypatch: pytest.MonkeyPatch):
@@ -185,14 +185,14 @@ def test_a_connection_that_says_nothing_or_does_not_authenticate_ends_in_time(mo
         assert house.service.entered.is_set()
         await until(lambda: not house.gate.ends and not house.service.open)
 
-    play(scene, replace(AT_DOOR, pending_seconds=0.3))
+    play(scene, replace(OF_REGISTRATION, pending_seconds=0.3))
 
 
 def test_a_connection_that_has_authenticated_stays_and_leaves_its_place_to_others(monkeypatch: pytest.MonkeyPatch):
     now = [100.0]
 
     async def scene(house: House) -> None:
-        async with knock(f"127.0.0.1:{house.gate.port}", OPERATOR.peer_id, ROOT) as channel:
+        async with connect_to_registration(f"127.0.0.1:{house.gate.port}", OPERATOR.peer_id, ROOT) as channel:
             stub = run_pb2_grpc.RunStub(channel)
             await stub.Measure(run_pb2.MeasureRequest(piece=b"1"), timeout=20)
             assert house.of_state(State.ESTABLISHED) == ["127.0.0.1"]
@@ -203,7 +203,7 @@ def test_a_connection_that_has_authenticated_stays_and_leaves_its_place_to_other
             await until(lambda: house.of_state(State.ESTABLISHED) == [end.host for end in house.gate.ends])
             assert await stub.Measure(run_pb2.MeasureRequest(piece=b"1"), timeout=20)
 
-    limits = replace(AT_DOOR, pending=1, established=4, established_of_peer=4)
+    limits = replace(OF_REGISTRATION, pending=1, established=4, established_of_peer=4)
     play(scene, limits, clock=lambda: now[0])
 
 
@@ -284,10 +284,10 @@ def test_the_server_behind_is_reached_by_this_user_alone():
 
 def test_a_gate_that_served_nothing_leaves_its_port_free():
     async def scene() -> None:
-        gate = await gates.bind("127.0.0.1", 0, AT_DOOR, 1.0)
+        gate = await gates.bind("127.0.0.1", 0, OF_REGISTRATION, 1.0)
         port = gate.port
         await gate.close(0.0)
-        again = await gates.bind("127.0.0.1", port, AT_DOOR, 1.0)
+        again = await gates.bind("127.0.0.1", port, OF_REGISTRATION, 1.0)
         await again.close(0.0)
 
     asyncio.run(scene())
@@ -308,29 +308,29 @@ def test_a_connection_that_was_accepted_as_the_gate_closed_ends(turns: int):
 
 def test_the_door_takes_no_message_longer_than_a_piece_to_measure_with():
     async def scene(house: House) -> None:
-        async with knock(f"127.0.0.1:{house.gate.port}", OPERATOR.peer_id, ROOT) as channel:
+        async with connect_to_registration(f"127.0.0.1:{house.gate.port}", OPERATOR.peer_id, ROOT) as channel:
             stub = run_pb2_grpc.RunStub(channel)
             assert await stub.Measure(run_pb2.MeasureRequest(piece=bytes(2**18)), timeout=20)
             with pytest.raises(grpc.aio.AioRpcError) as error:
-                await stub.Measure(run_pb2.MeasureRequest(piece=bytes(DOOR_MESSAGE_BYTES)), timeout=20)
+                await stub.Measure(run_pb2.MeasureRequest(piece=bytes(REGISTRATION_MESSAGE_BYTES)), timeout=20)
             assert error.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
 
-    assert message_bytes(None) > DOOR_MESSAGE_BYTES
-    play(scene, replace(AT_DOOR, established=1, established_of_peer=1))
+    assert message_bytes(None) > REGISTRATION_MESSAGE_BYTES
+    play(scene, replace(OF_REGISTRATION, established=1, established_of_peer=1))
 
 
 def test_the_door_answers_so_many_calls_of_a_connection_at_once():
     async def scene(house: House) -> None:
-        async with knock(f"127.0.0.1:{house.gate.port}", OPERATOR.peer_id, ROOT) as channel:
+        async with connect_to_registration(f"127.0.0.1:{house.gate.port}", OPERATOR.peer_id, ROOT) as channel:
             stub = run_pb2_grpc.RunStub(channel)
             await stub.Describe(run_pb2.DescribeRequest(), timeout=20)  # from now on the caller knows the limit
             house.service.let_go.clear()
-            calls = [stub.Describe(run_pb2.DescribeRequest(), timeout=20) for _ in range(2 * DOOR_STREAMS)]
-            await until(lambda: house.service.open == DOOR_STREAMS)
-            for call in calls[DOOR_STREAMS:]:
+            calls = [stub.Describe(run_pb2.DescribeRequest(), timeout=20) for _ in range(2 * REGISTRATION_STREAMS)]
+            await until(lambda: house.service.open == REGISTRATION_STREAMS)
+            for call in calls[REGISTRATION_STREAMS:]:
                 call.cancel()
             house.service.let_go.set()
-            await asyncio.gather(*calls[:DOOR_STREAMS])
+            await asyncio.gather(*calls[:REGISTRATION_STREAMS])
 
     play(scene)
 
@@ -340,7 +340,7 @@ def test_a_port_that_is_taken_is_said_to_be():
         with socket.create_server(("127.0.0.1", 0)) as other:
             port = other.getsockname()[1]
             with pytest.raises(ResourceError, match=f"cannot listen on 127.0.0.1:{port}: the port is taken"):
-                await gates.bind("127.0.0.1", port, AT_DOOR, 1.0)
+                await gates.bind("127.0.0.1", port, OF_REGISTRATION, 1.0)
 
     asyncio.run(scene())
 

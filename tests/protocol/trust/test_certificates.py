@@ -108,7 +108,7 @@ def test_sizes_are_checked_before_anything_is_parsed():
 def test_garbage_is_a_format_error_to_every_reader(data: bytes):
     armoured = b"-----BEGIN CERTIFICATE-----\nMIIB" + data + b"\n-----END CERTIFICATE-----\n"
     readers = (certificates.read_certificate, certificates.public_key, certificates.read_request)
-    for read in (*readers, lambda each: certificates.read_door(each, OPERATOR.public)):
+    for read in (*readers, lambda each: certificates.read_registration_certificate(each, OPERATOR.public)):
         for each in (data, armoured):
             with pytest.raises(FormatError):
                 read(each)
@@ -120,7 +120,7 @@ def test_nothing_that_the_authority_signed_can_be_changed(position: int, change:
     damaged = bytearray(signed)
     damaged[position % len(damaged)] ^= change
     try:
-        caller, _ = certificates.read_door(bytes(damaged), OPERATOR.public)
+        caller, _ = certificates.read_registration_certificate(bytes(damaged), OPERATOR.public)
     except FormatError:
         return
     body = [x509.load_der_x509_certificate(each).tbs_certificate_bytes for each in (bytes(damaged), signed)]
@@ -130,9 +130,9 @@ def test_nothing_that_the_authority_signed_can_be_changed(position: int, change:
 
 def test_a_door_is_the_operators_or_a_gateways():
     root, gateway = certificates.authority(OPERATOR), certificate(OPERATOR, GATEWAY, gateway=True)
-    caller, shown = certificates.read_door(der(root), OPERATOR.public)
+    caller, shown = certificates.read_registration_certificate(der(root), OPERATOR.public)
     assert (caller.peer, shown) == (OPERATOR.peer_id, root)
-    caller, shown = certificates.read_door(der(gateway), OPERATOR.public)
+    caller, shown = certificates.read_registration_certificate(der(gateway), OPERATOR.public)
     assert (caller.peer, shown) == (GATEWAY.peer_id, gateway)
 
 
@@ -149,7 +149,7 @@ def test_a_door_is_the_operators_or_a_gateways():
 )
 def test_nobody_else_is_a_door(shown: bytes, words: str):
     with pytest.raises(FormatError, match=words):
-        certificates.read_door(der(shown), OPERATOR.public)
+        certificates.read_registration_certificate(der(shown), OPERATOR.public)
 
 
 def fetched(server: Credentials, caller: Credentials, name: str = "server") -> bytes:

@@ -57,7 +57,7 @@ def test_a_ticket_cut_short_is_refused(length: int):
 
 def made_of(authority: bytes, door: str) -> str:
     """A ticket whose check holds."""
-    return str(replace(TICKET, authority=authority, doors=(door,)))
+    return str(replace(TICKET, authority=authority, node_addresses=(door,)))
 
 
 def test_one_ticket_has_one_text():
@@ -141,8 +141,8 @@ def test_a_pipe_or_a_device_is_no_file_with_a_ticket(tmp_path):
 
 
 def test_a_node_may_be_at_its_own_port_on_the_hosts_of_the_other_doors():
-    ticket = replace(TICKET, doors=("10.0.0.1:7700", "[2001:db8::1]:7700", "node.example.org:7710"))
-    assert ticket.other_doors("10.0.0.1:7702") == ["[2001:db8::1]:7702", "node.example.org:7702"]
-    assert ticket.other_doors("10.0.0.9:7702") == []
-    many = replace(TICKET, doors=tuple(f"10.0.0.{number}:7700" for number in range(1, 200)))
-    assert len(many.other_doors("10.0.0.1:7702")) == ADDRESSES_NAMED
+    ticket = replace(TICKET, node_addresses=("10.0.0.1:7700", "[2001:db8::1]:7700", "node.example.org:7710"))
+    assert ticket.other_node_addresses("10.0.0.1:7702") == ["[2001:db8::1]:7702", "node.example.org:7702"]
+    assert ticket.other_node_addresses("10.0.0.9:7702") == []
+    many = replace(TICKET, node_addresses=tuple(f"10.0.0.{number}:7700" for number in range(1, 200)))
+    assert len(many.other_node_addresses("10.0.0.1:7702")) == ADDRESSES_NAMED

@@ -9,14 +9,14 @@ from pathlib import Path
 import grpc
 import pytest
 
-from bootstrap.admission.door_answers import Measuring
+from bootstrap.admission.registration_answers import Measuring
 from peer.network.reach.probing import (
     AT_ONCE,
     PROBE_PIECES,
     Handshake,
     MeasuredWay,
     NoWay,
-    measure_doors,
+    measure_nodes,
     rate_of,
     shake_hands,
     usual_round_trip,
@@ -28,7 +28,7 @@ from tests.reference.admitted import credentials
 
 def test_a_way_has_a_round_trip_two_rates_and_a_clock(tmp_path: Path):
     async def scene(house: House) -> None:
-        (way,) = await measure_doors(house.ticket)
+        (way,) = await measure_nodes(house.ticket)
         assert isinstance(way, MeasuredWay)
         assert 0 < way.round_trip < 5
         assert min(way.up, way.down) > 1e6
@@ -40,9 +40,9 @@ def test_a_way_has_a_round_trip_two_rates_and_a_clock(tmp_path: Path):
 
 def test_the_node_tells_how_fast_the_run_goes(tmp_path: Path):
     async def scene(house: House) -> None:
-        house.door.measuring.pace.round = 7
-        house.door.measuring.pace.ends.extend([(5, 10.0), (7, 30.0)])
-        (way,) = await measure_doors(house.ticket)
+        house.registration.measuring.pace.round = 7
+        house.registration.measuring.pace.ends.extend([(5, 10.0), (7, 30.0)])
+        (way,) = await measure_nodes(house.ticket)
         assert isinstance(way, MeasuredWay)
         assert way.round == 7
         assert way.round_seconds > 10.0
@@ -52,8 +52,8 @@ def test_the_node_tells_how_fast_the_run_goes(tmp_path: Path):
 
 def test_who_measures_too_much_is_told_to_wait(tmp_path: Path):
     async def scene(house: House) -> None:
-        house.door.measuring = Measuring(by_network=RateLimit(PROBE_PIECES, 3600.0))
-        (way,) = await measure_doors(house.ticket)
+        house.registration.measuring = Measuring(by_network=RateLimit(PROBE_PIECES, 3600.0))
+        (way,) = await measure_nodes(house.ticket)
         assert isinstance(way, NoWay)
         assert "try again in" in way.reason
         assert way.answers
@@ -64,8 +64,10 @@ def test_who_measures_too_much_is_told_to_wait(tmp_path: Path):
 def test_a_door_that_does_not_open_is_named(tmp_path: Path):
     async def scene(house: House) -> None:
         with closed_port() as nobody:
-            silent, way = await measure_doors(
-                type(house.ticket)(house.ticket.run_id, house.ticket.authority, (nobody, *house.ticket.doors), ())
+            silent, way = await measure_nodes(
+                type(house.ticket)(
+                    house.ticket.run_id, house.ticket.authority, (nobody, *house.ticket.node_addresses), ()
+                )
             )
         assert isinstance(silent, NoWay)
         assert nobody in silent.reason

@@ -41,7 +41,7 @@ def found(wish: Wish, folder: Path, door: Any = None, asks: bool = True) -> Reac
     async def run() -> Reach:
         server = grpc.aio.server(options=options(None))
         run_pb2_grpc.add_RunServicer_to_server(door or run_pb2_grpc.RunServicer(), server)
-        port = listen(server, "127.0.0.1:0", as_operator(OPERATOR, 600.0).credentials.at_the_door())
+        port = listen(server, "127.0.0.1:0", as_operator(OPERATOR, 600.0).credentials.for_registration())
         await server.start()
         ticket = Ticket(RunId("ab" * 32), OPERATOR.public, (f"127.0.0.1:{port}",), ())
         try:

@@ -142,7 +142,7 @@ class Measuring:
 # How the run goes
 
 VIEW_BYTES = DESCRIPTOR_BYTES - 4096
-"""A message at the door has 1 MiB at most."""
+"""A message at the registration port has 1 MiB at most."""
 
 FRESH_SECONDS = 0.5
 """The seconds for which an answer is given again, to any caller."""

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from bootstrap.admission import door_answers
-from bootstrap.admission.door_answers import (
+from bootstrap.admission import registration_answers
+from bootstrap.admission.registration_answers import (
     NOBODY,
     PIECES_BURST,
     VIEWS_BURST,
@@ -86,7 +86,7 @@ def test_a_closed_port_and_another_peer_and_something_else_are_told_apart():
 
 
 def test_what_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(door_answers, "DIAL_SECONDS", 0.2)
+    monkeypatch.setattr(registration_answers, "DIAL_SECONDS", 0.2)
 
     async def scene(port: int) -> None:
         dialler = Dialler()
