@@ -74,7 +74,7 @@ class Monitor:
     _urgent: asyncio.Event = field(default_factory=asyncio.Event)
     """The run has ended, or a peer is here that was not: that is written down at once."""
     _known: int = 0
-    _told_over: bool = False
+    _end_is_known: bool = False
     _unkept: bool = False
 
     @staticmethod
@@ -206,7 +206,7 @@ class Monitor:
     def _look(self) -> None:
         """See what follows from the time that has passed."""
         self.fold.look(self.clock())
-        if self.fold.over and not self._told_over:
+        if self.fold.over and not self._end_is_known:
             self._ring()
         if len(self.fold.firsts) > self._known:
             self._known = len(self.fold.firsts)
@@ -214,8 +214,8 @@ class Monitor:
 
     def _ring(self) -> None:
         self._unkept = True
-        if self.fold.over and not self._told_over:
-            self._told_over = True
+        if self.fold.over and not self._end_is_known:
+            self._end_is_known = True
             self._urgent.set()
         self._changed.ring()
 

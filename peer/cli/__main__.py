@@ -95,7 +95,7 @@ app.add_typer(lab, name="lab", rich_help_panel=EXPERIMENTS)
 
 def main() -> None:
     """Entry point of the `hetpeer` command."""
-    gc.disable()  # a fifth of what importing takes; on again in `peer.process.told`
+    gc.disable()  # a fifth of what importing takes; on again in `peer.process.exit_code_of`
     app()
 
 

@@ -36,7 +36,7 @@ from protocol.trust.records import PeerRecord
 OBSERVERS_ASKED = 4
 """While it is not known which observer is the operator's, so many are tried."""
 
-PASSES_TOLD = 256
+PASSES_ANSWERED = 256
 """Microbatches of which it is remembered what each peer was told."""
 
 SpotCheck = Callable[[ReceivedPass], Awaitable[Likeness]]
@@ -59,8 +59,8 @@ class SpotCheckService(spot_checks_pb2_grpc.SpotChecksServicer):
     asked: Counter[PeerId] = field(default_factory=Counter)
     """The checks that each peer has had in the round `round`."""
     round: int = 0
-    told: OrderedDict[bytes, dict[PeerId, tuple[float, float]]] = field(default_factory=OrderedDict)
-    """The likeness of what peers received, by the SHA-256 of the microbatch's tokens; of the last `PASSES_TOLD`."""
+    answered: OrderedDict[bytes, dict[PeerId, tuple[float, float]]] = field(default_factory=OrderedDict)
+    """The likeness of what peers received, by the SHA-256 of the microbatch's tokens; of the last `PASSES_ANSWERED`."""
     found: list[float] = field(default_factory=list)
     """The least likeness of each check that nobody has been told of."""
     one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -104,11 +104,11 @@ class SpotCheckService(spot_checks_pb2_grpc.SpotChecksServicer):
 
     def _beside(self, who: PeerId, asked: ReceivedPass, like: Likeness) -> dict[PeerId, tuple[float, float]]:
         """Note what a peer is told of a microbatch; what its neighbours have been told of the same."""
-        told = self.told.setdefault(sha256(asked.tokens.tobytes()).digest(), {})
-        told[who] = like.activations, like.gradients
-        if len(self.told) > PASSES_TOLD:
-            self.told.popitem(last=False)
-        return {peer: told[peer] for peer in asked.neighbours if peer in told}
+        answered = self.answered.setdefault(sha256(asked.tokens.tobytes()).digest(), {})
+        answered[who] = like.activations, like.gradients
+        if len(self.answered) > PASSES_ANSWERED:
+            self.answered.popitem(last=False)
+        return {peer: answered[peer] for peer in asked.neighbours if peer in answered}
 
 
 async def ask(asked: ReceivedPass, reconciler: Reconciler) -> Likeness | None:

@@ -44,8 +44,8 @@ async def serve_the_end(node: Node, outer: OuterLoop) -> None:
     """Stay as long as others, or the operator's node, need this peer at the run's end."""
     stays = node.settings.stay
     if not outer.leaving:
-        await (take_last_state(outer, node.settings.hold) if outer.told_over else linger(outer))
-    if outer.finished and not (outer.told_over or stays):
+        await (take_last_state(outer, node.settings.hold) if outer.missed_end else linger(outer))
+    if outer.finished and not (outer.missed_end or stays):
         await stay_until_known(outer, node.ask_node)
         while not (outer.leaving or outer.followed.is_settled(outer.last_settled)):  # more has come meanwhile
             await linger(outer)
@@ -124,7 +124,7 @@ def _has_met_who_knows(outer: OuterLoop) -> bool:
 async def stay(outer: OuterLoop) -> None:
     """Stay for those who come late, with the last state, until the owner stops this peer. What others still bring of
     the last rounds goes into it."""
-    outer.tell_finished()
+    outer.announce_finish()
     outer.emit(Progress("staying, for those who come late: this peer holds the run's last state"))
     while not outer.leaving:
         if not outer.followed.is_settled(outer.last_settled):
@@ -141,7 +141,7 @@ async def ask_whether_over(outer: OuterLoop, ask: AskNode) -> None:
         if outer.progress.hear_node(word, outer.followed.me, outer.manifest):
             outer.emit(Warned(f"WARNING: {outer.progress.rewind_words}"))
         if word.finished == outer.manifest.outer.rounds and not outer.finished:
-            outer.hear_that_it_is_over()
+            outer.mark_run_over()
             outer.emit(Progress(f"{over(outer)}: this peer trains no more, and looks for the last state"))
 
 

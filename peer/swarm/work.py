@@ -90,7 +90,7 @@ async def serve_stage(node: Node) -> None:
             await ServedStage(stage_round, seats).serve()
         if not outer.over:
             await stage_round.handover.hand_over(for_good=node.next_stage.done())
-    outer.tell_finished()
+    outer.announce_finish()
 
 
 async def serve_datacenter(node: Node) -> None:
@@ -121,14 +121,14 @@ async def serve_datacenter(node: Node) -> None:
                 while not (outer.over or outer.leaving):
                     round = outer.clock
                     await _train_round(outer, replica, reader, node.earned, node.services.blobs, round)
-                    if not (outer.leaving or outer.told_over):
+                    if not (outer.leaving or outer.missed_end):
                         await _evaluate(outer, evaluator, round)
                     if auditor is not None:
                         try:
                             await auditor.audit(outer)
                         except LostMemberError as error:
                             outer.emit(Progress(f"{error}; round {round} is not audited to its end"))
-        outer.tell_finished()
+        outer.announce_finish()
         if outer.over and isinstance(replica, ShardedReplica):
             replica.over = True
 
@@ -206,7 +206,7 @@ async def follow_and_evaluate(node: Node) -> None:
             await _evaluate(outer, evaluator, round)
             if auditor is not None:
                 await auditor.audit(outer)
-    outer.tell_finished()
+    outer.announce_finish()
 
 
 async def _train_round(

@@ -33,7 +33,7 @@ class Rule:
 
     ended_by: str
     bound: str
-    told: str
+    shown: str
     next: frozenset[RunPhase]
 
 
@@ -43,46 +43,46 @@ PHASES: dict[RunPhase, Rule] = {
     P.GATHERING: Rule(
         ended_by="the replicas of the manifest, when all have formed, or `run.gather` seconds after the first",
         bound="until a replica has formed; `run.gather` from then on",
-        told="who is missing, of how many",
+        shown="who is missing, of how many",
         next=frozenset({P.TRAINING, P.CATCHING_UP, P.AWAITING_STATE, P.MISSED_END, P.DONE}),
     ),
     P.TRAINING: Rule(
         ended_by="the run, when its last round is finished, or when it is rounds ahead of this peer",
         bound="the run's rounds, each with its deadline",
-        told="its steps and rounds, or whom it waits for",
+        shown="its steps and rounds, or whom it waits for",
         next=frozenset({P.CATCHING_UP, P.AWAITING_STATE, P.MISSED_END, P.SETTLING, P.DONE}),
     ),
     P.CATCHING_UP: Rule(
         ended_by="peers that hold the newest state, by giving it",
         bound="the time that the state takes over this link; holders that do not answer are asked again each second",
-        told="which state it fetches, and how much of it is here",
+        shown="which state it fetches, and how much of it is here",
         next=frozenset({P.TRAINING, P.GATHERING, P.AWAITING_STATE, P.MISSED_END, P.SETTLING, P.DONE}),
     ),
     P.AWAITING_STATE: Rule(
         ended_by="a peer that brings the state back, or the operator, who rewinds the run or ends it",
         bound="none: the decision is the operator's, who is told as well",
-        told="which state it is, who held it last, and what ends the wait",
+        shown="which state it is, who held it last, and what ends the wait",
         next=frozenset({P.TRAINING, P.GATHERING, P.CATCHING_UP, P.MISSED_END, P.SETTLING, P.DONE}),
     ),
     P.MISSED_END: Rule(
         ended_by="a peer that holds the last state, by giving it",
         bound="5 s where this peer does not stay to hold the model",
-        told="that the run is over, and whether the last state is here",
+        shown="that the run is over, and whether the last state is here",
         next=frozenset({P.LINGERING, P.DONE}),
     ),
     P.SETTLING: Rule(
         ended_by="the others, when all have finished the last round and hold the same",
         bound="60 s, or the usual length of a round; 15 s for each peer that does not answer",
-        told="who has not finished yet",
+        shown="who has not finished yet",
         next=frozenset({P.LINGERING, P.DONE}),
     ),
     P.LINGERING: Rule(
         ended_by="the operator's node, when it knows of the end and holds the last state; with `--stay`, the owner",
         bound="120 s, or 30 s while the node does not answer; with `--stay`, none",
-        told="what the node is waited for",
+        shown="what the node is waited for",
         next=frozenset({P.SETTLING, P.DONE}),
     ),
-    P.DONE: Rule(ended_by="nobody", bound="for good", told="the outcome", next=frozenset()),
+    P.DONE: Rule(ended_by="nobody", bound="for good", shown="the outcome", next=frozenset()),
 }
 """The table of phases. Any phase becomes DONE when the owner stops the peer."""
 

@@ -96,7 +96,7 @@ class Evidence:
             mock.patch.object(OuterState, "take_out", self._charge(OuterState.take_out, -1)),
             mock.patch.object(OuterState, "put_back", self._charge(OuterState.put_back, 1)),
             mock.patch.object(OuterLoop, "contribute", self._train(OuterLoop.contribute)),
-            mock.patch.object(OuterLoop, "tell_finished", self._finish(OuterLoop.tell_finished)),
+            mock.patch.object(OuterLoop, "announce_finish", self._finish(OuterLoop.announce_finish)),
             mock.patch.object(FollowedParts, "_fold", self._fold(FollowedParts._fold)),
             mock.patch.object(peer.swarm.group.handover, "pack_state", self._give(PACK)),
             mock.patch.object(peer.swarm.group.handover, "added", self._take_over(ADDED)),
@@ -135,13 +135,13 @@ class Evidence:
         return fold
 
     def _finish(self, original: Any) -> Any:
-        def tell_finished(outer: OuterLoop) -> None:
-            told = outer.told_finished
+        def announce_finish(outer: OuterLoop) -> None:
+            told = outer.finish_announced
             original(outer)
-            if outer.told_finished and not told:
+            if outer.finish_announced and not told:
                 self.held.append(self._hold(outer))
 
-        return tell_finished
+        return announce_finish
 
     def _hold(self, outer: OuterLoop) -> Held:
         me, parts = outer.followed.me, {}

@@ -213,8 +213,8 @@ class Agreement:
         if upstream is not None:
             upstream.send(pack_answer(answer))
             return
-        if round_policy.is_nobodys(outer.discovery.record, [answer.round], outer.discovery.others()):
-            outer.nobodys = outer.clock
+        if round_policy.is_abandoned(outer.discovery.record, [answer.round], outer.discovery.others()):
+            outer.abandoned_round = outer.clock
         self.is_over = bool(stage_round.steps) or answer.round > outer.clock
         if not self.is_over:
             await outer.settle_part(EMBEDDING)

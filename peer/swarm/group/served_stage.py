@@ -47,7 +47,7 @@ class ServedStage:
     slow_members: SlowMembers = field(init=False)
     offer: OfferFrame | None = None
     """The last offer that this group has agreed on."""
-    told: tuple[PeerId, ...] = ()
+    announced_members: tuple[PeerId, ...] = ()
     """The group that was told of last; empty: none, or it is broken."""
 
     def __post_init__(self) -> None:
@@ -172,8 +172,8 @@ class ServedStage:
             await outer.discovery.news.wait(1.0)
 
     def _tell_formed(self, members: tuple[PeerId, ...], slot: int, reason: str) -> None:
-        if members != self.told:
-            self.told = members
+        if members != self.announced_members:
+            self.announced_members = members
             self.outer.emit(GroupFormed(self.seats.replica, slot, [*map(str, members)], reason))
 
     async def _break_up(self, error: HetpeerError) -> None:
@@ -182,9 +182,9 @@ class ServedStage:
         outer, reason = self.outer, str(error)
         if isinstance(error, BreachError):
             self._dismiss(error)
-        if self.told:
+        if self.announced_members:
             outer.emit(GroupBroken(self.seats.replica, self.here.round, self.here.steps, reason))
-        self.told, self.offer = (), None  # should the same peers form it again, that is told
+        self.announced_members, self.offer = (), None  # should the same peers form it again, that is told
         self.slow_members.group_broken()
         if isinstance(error, SilentError):
             self.seats.note_silence(error.peer)
@@ -298,7 +298,7 @@ class ServedStage:
             outer.emit(MemberChanged(members[stage + 1], behind, stage + 1, outer.clock))
         if stage and (not better or better[stage - 1] != members[stage - 1]):
             outer.emit(Released(self.seats.replica))
-        self.told, self.offer = (), None
+        self.announced_members, self.offer = (), None
         self.seats.leave()
         self.seats.wait_for(behind)
         if not self.is_first:

@@ -245,7 +245,7 @@ class StageRound:
         round, steps = self.round or self.outer.clock, self.steps
 
         def is_left() -> bool:
-            return self.outer.told_over or self.outer.leaving or interrupted()
+            return self.outer.missed_end or self.outer.leaving or interrupted()
 
         await self.contribute()
         for applied_round in self.outer.manifest.outer.applied(round):

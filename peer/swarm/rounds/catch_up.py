@@ -146,7 +146,7 @@ async def _take_what_counts(outer: OuterLoop) -> int:
 async def _is_proved(outer: OuterLoop, parts: Collection[Part], round: int) -> bool:
     """Whether the run has finished a round, by the operator's node or by what those who hold these parts can show. From
     then on this peer knows it."""
-    if outer.told_over or outer.progress.finished >= round:
+    if outer.missed_end or outer.progress.finished >= round:
         return True
     too_old = [part for part in parts if _is_too_old(outer, part, round)]
     proved = bool(too_old) and all(_is_closed_by_others(outer, part, round) for part in too_old)
@@ -212,7 +212,7 @@ def _has_the_last_word(outer: OuterLoop, part: Part, view: RunView, goal: int) -
     end.
     """
     abreast = len(_abreast(outer, part, goal))
-    took_part = outer.clock if outer.contributed and not outer.told_over else outer.clock - 1
+    took_part = outer.clock if outer.contributed and not outer.missed_end else outer.clock - 1
     outvoted_by = 1 if outer.ended_before else max(1, vouchers_needed(outer, part))
     return (not abreast and stands(view, view.parts[part])) or (goal <= took_part and abreast < outvoted_by)
 

@@ -64,15 +64,15 @@ class OuterLoop:
     """Is set when the user asks this peer to leave."""
     ended_before: bool = False
     """This peer had finished the last round before its process began."""
-    told_over: bool = False
+    missed_end: bool = False
     """The operator's node says that the run is over: this peer, which has missed its end, trains no more."""
     compared: bool = False
     """This peer has looked, after the last round, whether the others hold what it holds; in an earlier process, too."""
-    told_finished: bool = False
+    finish_announced: bool = False
     gathering_since: float | None = None
     """The time at which this peer first saw a formed replica, in seconds of `monotonic`; None: there was none yet."""
-    nobodys: int = 0
-    """A round to which nobody can contribute any more (`round_policy.is_nobodys`); 0: there is none."""
+    abandoned_round: int = 0
+    """A round to which nobody can contribute any more (`round_policy.is_abandoned`); 0: there is none."""
     present: bool = False
     """This peer has followed the rounds without a gap since it was last abreast of the run."""
     settling: int = 0
@@ -91,7 +91,7 @@ class OuterLoop:
     @property
     def over(self) -> bool:
         """Whether the last round is finished, here or, as the operator's node says, by the others."""
-        return self.finished or self.told_over
+        return self.finished or self.missed_end
 
     @property
     def leaving(self) -> bool:
@@ -128,12 +128,12 @@ class OuterLoop:
 
     def others_at(self) -> int:
         """The round that the others have finished, as far as their contributions bear them out."""
-        return self.manifest.outer.rounds if self.told_over else self.reconciler.witnesses.others_at()
+        return self.manifest.outer.rounds if self.missed_end else self.reconciler.witnesses.others_at()
 
     def shown_at(self) -> int:
         """The round that the others have finished, as far as they have signed contributions: a reason to look for
         these."""
-        return self.manifest.outer.rounds if self.told_over else self.reconciler.witnesses.shown_at()
+        return self.manifest.outer.rounds if self.missed_end else self.reconciler.witnesses.shown_at()
 
     # Where this peer is in the run
 
@@ -169,14 +169,14 @@ class OuterLoop:
             parts={part: self._part_view(part, run) for part in self.followed.parts},
             present=self.present,
             begun=self.begun,
-            is_over=self.told_over,
+            is_over=self.missed_end,
             compared=self.compared,
         )
 
     def _part_view(self, part: Part, run: int) -> PartView:
         held = max((peer.round for peer in self.holders(part)), default=None)
         newest = max(self.progress.newest(part, run), min(held or 0, run))
-        newest = self.manifest.outer.rounds if self.told_over else newest
+        newest = self.manifest.outer.rounds if self.missed_end else newest
         ledger = self.followed.parts[part].ledger
         return PartView(newest, held, self.clock in ledger.accepted, ledger.is_complete(self.clock, LATELY))
 
@@ -195,27 +195,27 @@ class OuterLoop:
 
     def enter(self, phase: RunPhase) -> None:
         """Tell the others where this peer is in the run, if that has changed."""
-        told = phase if phase in (RunPhase.CATCHING_UP, RunPhase.AWAITING_STATE) else ""
+        announced = phase if phase in (RunPhase.CATCHING_UP, RunPhase.AWAITING_STATE) else ""
         awaits = self.progress.furthest if phase is RunPhase.AWAITING_STATE else 0
         self.present = phase in (RunPhase.TRAINING, RunPhase.GATHERING)
-        if (self.discovery.record.phase, self.discovery.record.awaits) != (told, awaits):
-            self.discovery.tell(phase=told, awaits=awaits)
+        if (self.discovery.record.phase, self.discovery.record.awaits) != (announced, awaits):
+            self.discovery.tell(phase=announced, awaits=awaits)
 
     def others(self) -> tuple[PeerRecord, ...]:
         """The peers whose word counts: all others; once the run is over, those of them that have finished it."""
-        last = self.manifest.outer.rounds if self.told_over else 0
+        last = self.manifest.outer.rounds if self.missed_end else 0
         return tuple(peer for peer in self.discovery.others() if peer.round >= last)
 
-    def hear_that_it_is_over(self) -> None:
+    def mark_run_over(self) -> None:
         """Train no more: the operator's node says that the run is over, and this peer has missed its end."""
-        self.told_over = True
+        self.missed_end = True
         self.discovery.news.ring()
 
-    def tell_finished(self) -> None:
+    def announce_finish(self) -> None:
         """Say once that the run is over, unless this peer leaves before it has compared its last state with the
         others', or has missed the end."""
-        if self.finished and self.compared and not self.told_finished:
-            self.told_finished = True
+        if self.finished and self.compared and not self.finish_announced:
+            self.finish_announced = True
             self.emit(Finished(self.manifest.outer.rounds, self.followed.digests))
 
     async def contribute(
@@ -227,7 +227,7 @@ class OuterLoop:
         If this peer made one for the round already, as a member of another group, or the round is long over, Δ goes
         into the error feedback, and later contributions carry it. Nothing is published once the run is over elsewhere.
         """
-        if self.told_over:
+        if self.missed_end:
             return
         blobs: dict[Part, bytes] = {}
         for part, tensors in moved.items():
@@ -241,7 +241,7 @@ class OuterLoop:
         self.optimizer = optimizer
         self.discovery.tell(contributed=max(round, self.discovery.record.contributed))
         await self.save(blobs)
-        if self.told_over:  # while it was saved: the others have gone, and would never hear of it
+        if self.missed_end:  # while it was saved: the others have gone, and would never hear of it
             return
         for part, blob in blobs.items():
             await self.reconciler.publish(part, round, blob)
@@ -309,19 +309,19 @@ class OuterLoop:
         self.learn_progress()
         settled = self.clock - 1, self.followed.digests, self.compared, self.progress.run, dict(self.progress.parts)
         await asyncio.to_thread(checkpoint.note_settled, self.folder, *settled)
-        self.tell_claims()
+        self.publish_claims()
 
     async def settle_part(self, part: Part) -> None:
         """Bring one part's grid to what its ledger says, and close its rounds that are due."""
         await self.followed.settle_part(part, self.clock, self.last_settled)
-        self.tell_claims()
+        self.publish_claims()
 
     @property
     def last_settled(self) -> int:
         """The last round whose contributions are in the grids."""
         return self.manifest.outer.last_applied(self.clock - 1)
 
-    def tell_claims(self) -> None:
+    def publish_claims(self) -> None:
         """Say in every statement from now on what is closed."""
         self.reconciler.claims = self.reconciler.attested.close({p: at.claims for p, at in self.followed.parts.items()})
 
@@ -347,7 +347,7 @@ class OuterLoop:
 
     def late(self, round: int, steps: int = 0) -> str:
         """Return why a replica should end its inner loop with the `steps` it has; empty: it should not."""
-        if self.told_over:
+        if self.missed_end:
             return "the run is over"
         self.record_arrivals()
         seen, enough = self.seen_now(round, trains=True), steps >= self.manifest.inner.steps
@@ -366,18 +366,18 @@ class OuterLoop:
     def seen_now(self, round: int, trains: bool) -> RoundSeen:
         """A round as this peer has seen it, for the decisions of `peer/swarm/rounds/round_policy.py`. Unless it
         still trains in it (`trains`), its own contribution is here, or does not come."""
-        noted, parts = self.arrivals_of(round), list[PartSeen]()
+        arrivals, parts = self.arrivals_of(round), list[PartSeen]()
         for part, followed in self.followed.parts.items():
             authors = frozenset(followed.ledger.accepted.get(round, ()))
             never = frozenset[PeerId]() if trains else frozenset({self.followed.me}) - authors
-            parts.append(PartSeen(self.awaited(part, round) - never, authors, noted.arrived(part)))
+            parts.append(PartSeen(self.awaited(part, round) - never, authors, arrivals.arrived(part)))
         return RoundSeen(
             round=round,
             parts=parts,
-            started=noted.started,
-            passed=noted.passed,
+            started=arrivals.started,
+            passed=arrivals.passed,
             least=0
-            if round == self.nobodys
+            if round == self.abandoned_round
             else round_policy.least_contributions(round, self.clock, self.manifest.replicas.total, self.gathered),
             applied_in=round + self.manifest.outer.delay,
             is_last=round == self.manifest.outer.rounds,

@@ -47,15 +47,15 @@ class OwnCredit:
     """The verdicts that were emitted for each round and part: why the contribution does not count, or empty where it
     does. `given_up`: the rounds for which it was emitted whom this peer does not wait for."""
 
-    told: dict[tuple[int, Part], str] = field(default_factory=dict)
+    reported: dict[tuple[int, Part], str] = field(default_factory=dict)
     given_up: set[int] = field(default_factory=set)
 
     def withheld(self, emit: Listener, round: int, withheld: Collection[Part], parts: Parts) -> None:
         """Emit that the work for these parts is not contributed."""
         reasons: dict[str, list[str]] = {}
         for part in sorted(withheld):
-            self.told[round, part] = TWICE if round in parts[part].own else TOO_LATE
-            reasons.setdefault(self.told[round, part], []).append(str(part))
+            self.reported[round, part] = TWICE if round in parts[part].own else TOO_LATE
+            reasons.setdefault(self.reported[round, part], []).append(str(part))
         for reason, names in reasons.items():
             emit(NotCounted(round, names, reason))
 
@@ -65,13 +65,13 @@ class OwnCredit:
         for part, followed in parts.items():
             authored = {round, *(one for one in followed.own if followed.ledger.folded < one < round)}
             for at in sorted(authored) if followed.state.error_feedback else ():
-                why, before = credit_objection(part, followed, at, me), self.told.get((at, part))
+                why, before = credit_objection(part, followed, at, me), self.reported.get((at, part))
                 if before is None or why not in (before, IDLE):
-                    self.told[at, part] = why
+                    self.reported[at, part] = why
                     if why or before:
                         changed.setdefault((at, why), []).append(str(part))
-        for old in list(self.told)[:-MOST_VERDICTS]:
-            del self.told[old]
+        for old in list(self.reported)[:-MOST_VERDICTS]:
+            del self.reported[old]
         for (at, why), names in changed.items():
             emit(NotCounted(at, names, why) if why else Counted(at, names))
 

@@ -52,8 +52,8 @@ async def wait_for_round(
     Returns False if interrupted before, if the run is over elsewhere, or if this peer has to catch up with it. `wait`
     is what this peer waits for, where it is not the contributions."""
     began = monotonic()
-    while outer.told_over or outer.is_behind or not round_policy.is_complete(outer.seen_now(round, trains=False)):
-        if outer.told_over or outer.is_behind or interrupted():
+    while outer.missed_end or outer.is_behind or not round_policy.is_complete(outer.seen_now(round, trains=False)):
+        if outer.missed_end or outer.is_behind or interrupted():
             return False
         outer.record_arrivals()
         round_seen, now = outer.seen_now(round, trains=False), monotonic()

@@ -301,7 +301,7 @@ def may_be_led(others: Peers, me: PeerRecord, applied_in: int, contributed: Cont
     return not (past and any(peer.peer_id in contributed for peer in leaders))
 
 
-def is_nobodys(me: PeerRecord, members_at: Collection[int], others: Peers) -> bool:
+def is_abandoned(me: PeerRecord, members_at: Collection[int], others: Peers) -> bool:
     """Whether nobody can contribute any more to the round that the leader `me` is at, of whose members some say that
     they are at these other rounds: they have gone on without it, since it failed before its own contribution, and
     nobody else leads, or is further.

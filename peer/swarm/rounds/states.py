@@ -111,7 +111,7 @@ async def take_over(outer: OuterLoop, part: Part, held: Claim) -> int:
     returned = await outer.followed.adopt(fetched.header, to_torch(tensors))
     outer.followed.forget(part)
     outer.reconciler.attested.hearsay(held.folded)
-    outer.tell_claims()
+    outer.publish_claims()
     return returned
 
 

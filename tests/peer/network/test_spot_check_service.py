@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from peer.network import spot_check_service
-from peer.network.spot_check_service import PASSES_TOLD, SpotCheckService
+from peer.network.spot_check_service import PASSES_ANSWERED, SpotCheckService
 from protocol.codec.spot_check import NOTHING, SAMPLED, Likeness, ReceivedPass, pack_question, unpack_likeness
 from protocol.identity import PeerId
 from protocol.limits import SPOT_CHECK_SAVED_SECONDS, SPOT_CHECKS_OF_ONE, SPOT_CHECKS_WAIT
@@ -70,9 +70,9 @@ def test_it_tells_what_neighbours_were_told_of_the_same_microbatch(now: list[flo
 
 def test_of_so_many_microbatches_it_is_remembered_what_peers_were_told(now: list[float]):
     here, beside = service(), (PeerId("0"),)
-    for number in range(PASSES_TOLD + 1):
+    for number in range(PASSES_ANSWERED + 1):
         ask(here, str(number), first=number % 300)
-    assert len(here.told) == PASSES_TOLD
+    assert len(here.answered) == PASSES_ANSWERED
     assert not ask(here, "late", beside=beside).neighbours
 
 

@@ -140,7 +140,7 @@ def test_who_has_contributed_to_the_last_round_and_slept_over_its_end_does_not_t
             await ask_whether_over(asleep.outer, finished)
             await take_last_state(asleep.outer)
             assert not asleep.outer.finished
-            asleep.outer.tell_finished()
+            asleep.outer.announce_finish()
             assert not any(isinstance(each, Finished) for each in asleep.said)
 
     asyncio.run(asyncio.wait_for(scene(), 60))
@@ -155,7 +155,7 @@ def test_who_is_told_that_the_run_is_over_while_it_saves_its_contribution_publis
 
             async def saved(outer: OuterLoop, *given: Any) -> None:
                 await save(outer, *given)
-                outer.hear_that_it_is_over()
+                outer.mark_run_over()
 
             monkeypatch.setattr(OuterLoop, "save", saved)
             await slow.contribute(1, 5)
@@ -182,12 +182,12 @@ def test_whoever_is_stopped_before_it_has_compared_the_last_state_goes_at_once_a
             a.outer.asked_to_leave.set()
             a.outer.discovery.news.ring()
             await leaving
-            a.outer.tell_finished()
+            a.outer.announce_finish()
             assert not any(isinstance(each, Finished) for each in a.said)
             a.outer.asked_to_leave.clear()  # started again, it does it now
             await made.leave(late)
             await linger(a.outer)
-            a.outer.tell_finished()
+            a.outer.announce_finish()
             assert isinstance(a.said[-1], Finished)
 
     asyncio.run(asyncio.wait_for(scene(), 60))
@@ -252,7 +252,7 @@ def test_who_has_finished_is_not_told_that_it_is_late(tmp_path: Path):
             for round in (1, 2, 3):
                 await made.round(round, made.peers)
             await ask_whether_over(made.peers[0].outer, finished)
-            assert not made.peers[0].outer.told_over
+            assert not made.peers[0].outer.missed_end
             await made.leave(made.peers[0])
             again = await made.start("a")  # it need not finish the last round again
             assert again.outer.finished
@@ -291,7 +291,7 @@ def test_the_node_is_asked_after_a_sleep_while_no_round_ends_and_often_while_nob
             over_after = len(asked) + 2
             await asking
             assert asked[-1] - asked[-2] == 5.0  # alone
-            assert a.outer.told_over
+            assert a.outer.missed_end
 
     asyncio.run(asyncio.wait_for(scene(), 60))
 
@@ -306,7 +306,7 @@ def test_the_node_is_asked_while_those_that_were_rounds_ahead_are_gone(tmp_path:
             await made.leave(a)
             await made.leave(b)
             await keep_asking_the_node(slow.outer, finished)
-            assert slow.outer.told_over
+            assert slow.outer.missed_end
 
     asyncio.run(asyncio.wait_for(scene(), 60))
 
@@ -329,7 +329,7 @@ def test_the_node_is_asked_once_somebody_who_had_finished_the_last_round_has_gon
             assert not run_end._somebody_has_ended(slow.outer)  # anybody can say so
             slow.outer.discovery.tell(round=2)
             await keep_asking_the_node(slow.outer, finished)
-            assert slow.outer.told_over
+            assert slow.outer.missed_end
 
     asyncio.run(asyncio.wait_for(scene(), 60))
 

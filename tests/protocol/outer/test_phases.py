@@ -144,7 +144,7 @@ def test_every_phase_has_a_rule_that_says_who_ends_it_its_bound_and_what_is_told
     rule = PHASES[phase]
     assert rule.ended_by
     assert rule.bound
-    assert rule.told
+    assert rule.shown
     assert phase not in rule.next
 
 
@@ -156,7 +156,7 @@ def test_the_page_has_the_table():
             str(phase),
             rule.ended_by,
             rule.bound,
-            rule.told,
+            rule.shown,
             ", ".join(p.value for p in RunPhase if p in rule.next) or "–",
         )
         for phase, rule in PHASES.items()

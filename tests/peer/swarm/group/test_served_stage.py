@@ -92,7 +92,7 @@ class Here:
             over=False,
             leaving=False,
             begun=True,
-            nobodys=0,
+            abandoned_round=0,
             followed=SimpleNamespace(digests={EMBEDDING: self.embedding_digest}),
             settle_part=settle_part,
         )
@@ -358,13 +358,13 @@ def test_what_breaks_a_group_is_told_once_it_has_formed_and_who_broke_the_protoc
         await volunteer._break_up(LostMemberError("it is gone"))
         assert not here.said  # it had not formed
         volunteer, here = group.volunteer(2), group.heres[2]
-        volunteer.told, here.round, here.steps = (named(1), named(2)), 5, 2
+        volunteer.announced_members, here.round, here.steps = (named(1), named(2)), 5, 2
         await volunteer._break_up(BreachError(named(3), "it sent what cannot be"))
         assert next(type(event) for event in here.said) is Dismissed
         (broken,) = [event for event in here.said if isinstance(event, GroupBroken)]
         assert (broken.replica, broken.round, broken.step, broken.reason) == (named(0), 5, 2, "it sent what cannot be")
         assert here.outer.reconciler.bans.objection(named(3))
-        assert (group.seats[2].replica, group.seats[2].upstream, volunteer.told) == ("", None, ())
+        assert (group.seats[2].replica, group.seats[2].upstream, volunteer.announced_members) == ("", None, ())
 
     play(scene)
 

@@ -56,7 +56,7 @@ def test_the_others_are_done_when_nobody_is_awaited_but_this_peer():
 
 
 @pytest.mark.parametrize(
-    ("contributed", "members_at", "others", "nobodys"),
+    ("contributed", "members_at", "others", "abandoned"),
     [
         (4, [6, 6], [], True),
         (5, [6], [], False),  # its own contribution to the round exists
@@ -72,15 +72,15 @@ def test_the_others_are_done_when_nobody_is_awaited_but_this_peer():
         (4, [6], [peer("center", role="datacenter", replica="center", round=4)], False),
     ],
 )
-def test_a_round_is_nobodys_if_its_members_have_gone_on_and_nobody_else_could_lead(
-    contributed: int, members_at: list[int], others: list[PeerRecord], nobodys: bool
+def test_a_round_is_abandoned_if_its_members_have_gone_on_and_nobody_else_could_lead(
+    contributed: int, members_at: list[int], others: list[PeerRecord], abandoned: bool
 ):
     me = peer("me", round=4, contributed=contributed)
-    assert round_policy.is_nobodys(me, members_at, tuple(others)) is nobodys
+    assert round_policy.is_abandoned(me, members_at, tuple(others)) is abandoned
 
 
 def test_a_newcomer_to_a_run_has_nothing_to_give_up():
-    assert not round_policy.is_nobodys(peer("me", round=0, contributed=0), [2], ())
+    assert not round_policy.is_abandoned(peer("me", round=0, contributed=0), [2], ())
 
 
 @pytest.mark.parametrize(("others_at", "gone_on", "complete"), [(5, False, False), (6, True, False), (7, True, True)])
