@@ -39,12 +39,12 @@ from peer.network.reach import reach
 from peer.network.reach.reach import MachineAddresses, Reach
 from peer.network.reach.relayed import Reachability
 from peer.network.reach.routes import Routes
-from peer.network.receipt_exchange import CreditService, Earned, SeenWork
+from peer.network.receipt_exchange import CreditService, ReceiptCollector, SeenWork
 from peer.network.reporter import Reporter
 from peer.network.snapshot_transfer import SnapshotService
 from peer.network.spot_check_service import SpotCheckService
 from peer.settings import PeerSettings
-from peer.store.membership import Remembered, claim_folder, node_of
+from peer.store.membership import StoredMembership, claim_folder, node_of
 from peer.store.receipt_file import RECEIPTS, KeptReceipts
 from peer.store.served import ContributionStore, SnapshotStore
 from peer.swarm.node import AskNode, Node, Services, Workplace
@@ -101,7 +101,7 @@ async def joined(
     settings: PeerSettings,
     identity: Identity,
     descriptor: Descriptor,
-    remembered: Remembered | None,
+    stored: StoredMembership | None,
     device: torch.device,
     ask_node: AskNode,
     tasks: Children,
@@ -116,8 +116,8 @@ async def joined(
     warming = tasks.spawn(asyncio.to_thread(warm_up))
     if await asyncio.to_thread(claim_folder, settings.directory, descriptor):
         emit(Warned(f"WARNING: {settings.directory / DESCRIPTOR} was damaged, and is written again: look at the disk"))
-    choice = await asyncio.to_thread(choose_stages, settings, descriptor, identity, remembered, device)
-    membership = remembered or await register_here(settings, descriptor, identity, choice.stages)
+    choice = await asyncio.to_thread(choose_stages, settings, descriptor, identity, stored, device)
+    membership = stored or await register_here(settings, descriptor, identity, choice.stages)
     its_stage = (membership.card.stage,)
     if isinstance(membership, Admitted):
         tell_clock(membership.clock_ahead, emit)
@@ -167,7 +167,7 @@ async def joined(
             services=services,
             discovery=network.discovery,
             reconciler=reconciler,
-            earned=Earned(services.credit.seen, reconciler, receipts, emit),
+            receipt_collector=ReceiptCollector(services.credit.seen, reconciler, receipts, emit),
             emit=emit,
             upkeep=(
                 lambda: keep_renewing(membership.credentials, renew, emit),
@@ -200,7 +200,7 @@ async def _open(
     settings: PeerSettings,
     identity: Identity,
     descriptor: Descriptor,
-    place: Admitted | Remembered,
+    place: Admitted | StoredMembership,
     opened: AsyncExitStack,
     emit: EventStream,
 ) -> Network:
@@ -231,7 +231,7 @@ async def _open(
             own_reach.host,
             own_reach.libp2p_port,
             Register(authority, manifest),
-            place.addresses if isinstance(place, Remembered) else nodes,
+            place.addresses if isinstance(place, StoredMembership) else nodes,
             own_reach.hidden,
             lambda words: emit(Progress(words)),
             lambda source, error: bans.note(PeerId(source), error),
@@ -307,7 +307,7 @@ def _follow_move(network: Network, services: Services, before: PeerRecord, now: 
 
 def _reconciler(
     settings: PeerSettings,
-    place: Admitted | Remembered,
+    place: Admitted | StoredMembership,
     network: Network,
     contribution_store: ContributionStore,
     shut_out: asyncio.Future[PeerId],

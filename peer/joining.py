@@ -18,7 +18,7 @@ from peer.network.admission import Admitted
 from peer.planning.memory import Duty, memory_of
 from peer.settings import PeerSettings
 from peer.store.disk import Space, require_space, space_in
-from peer.store.membership import Remembered, read_membership, recall, write_membership
+from peer.store.membership import StoredMembership, read_membership, recall, write_membership
 from peer.store.served import ContributionStore
 from peer.swarm.text_reader import TextSources
 from peer.telemetry.decisions import Placed
@@ -49,7 +49,9 @@ from protocol.trust.records import PeerRecord
 from protocol.wording import lasting, moment, numbers_named
 
 
-async def learn(settings: PeerSettings, identity: Identity, emit: Listener) -> tuple[Descriptor, Remembered | None]:
+async def learn(
+    settings: PeerSettings, identity: Identity, emit: Listener
+) -> tuple[Descriptor, StoredMembership | None]:
     """Learn what the run is from the operator's node; or from this peer's folder, if the node does not answer and this
     peer has been in the run before.
 
@@ -59,16 +61,16 @@ async def learn(settings: PeerSettings, identity: Identity, emit: Listener) -> t
     try:
         return await admission.fetch_descriptor(settings.ticket), None
     except UnreachableError as error:
-        remembered = await recall_place(settings, identity)
-        if remembered is None:
+        stored = await recall_place(settings, identity)
+        if stored is None:
             raise
-        if remembered.credentials.ends < unix_time():
+        if stored.credentials.ends < unix_time():
             raise UnreachableError(
-                f"{error}; this peer's certificate ended on {moment(remembered.credentials.ends)}, and only a "
+                f"{error}; this peer's certificate ended on {moment(stored.credentials.ends)}, and only a "
                 "bootstrap node can renew it"
             ) from None
         emit(Progress(f"{error}; going on with what {settings.directory} has of the run"))
-        return remembered.descriptor, remembered
+        return stored.descriptor, stored
 
 
 async def comes_too_late(settings: PeerSettings, identity: Identity, emit: Listener) -> bool:
@@ -85,7 +87,7 @@ async def comes_too_late(settings: PeerSettings, identity: Identity, emit: Liste
     return True
 
 
-async def recall_place(settings: PeerSettings, identity: Identity) -> Remembered | None:
+async def recall_place(settings: PeerSettings, identity: Identity) -> StoredMembership | None:
     """Return the place that this peer's folder has for these settings; None: it has none."""
     place = settings.directory, settings.ticket, identity, settings.role, settings.stage
     return await asyncio.to_thread(recall, *place)
@@ -205,7 +207,7 @@ def choose_stages(
     settings: PeerSettings,
     descriptor: Descriptor,
     identity: Identity,
-    remembered: Remembered | None,
+    stored: StoredMembership | None,
     device: torch.device,
 ) -> StageChoice:
     """Find out what to ask the operator's node for: the place that this peer has, or, of a volunteer that names no
@@ -214,8 +216,8 @@ def choose_stages(
     Raises:
         ResourceError: no stage fits; the message says what each needs.
     """
-    if remembered is not None:
-        return StageChoice((remembered.card.stage,), held=True)
+    if stored is not None:
+        return StageChoice((stored.card.stage,), held=True)
     if settings.role != "volunteer" or settings.stage is not None:
         return StageChoice()
     with suppress(FormatError):
@@ -334,7 +336,11 @@ def tell_place(
 
 
 def text_sources(
-    settings: PeerSettings, descriptor: Descriptor, place: Admitted | Remembered, bandwidth: Bandwidth, space: Space
+    settings: PeerSettings,
+    descriptor: Descriptor,
+    place: Admitted | StoredMembership,
+    bandwidth: Bandwidth,
+    space: Space,
 ) -> TextSources | None:
     """Return the sources of the run's text for this peer, if that is prepared text.
 

@@ -22,7 +22,7 @@ from protocol.wording import printable
 BATCH_BYTES = 64 * 1024
 """The size of a batch: 64 things that happened, each with its words and a reason, of 300 characters each at most."""
 
-MOST_HAPPENED = 64
+EVENTS_REPORTED = 64
 """The things that happened in one batch. A peer that has more to tell says how many it left out."""
 
 MOST_AGO_SECONDS = 3600.0
@@ -50,7 +50,7 @@ class Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
-class Happened(Strict):
+class PeerEvent(Strict):
     """An event of a peer. `name` is the event's, as in `peer/telemetry/events.py`; `words` are for the log, and empty
     where the event is not worth a line there."""
 
@@ -60,7 +60,7 @@ class Happened(Strict):
     round: RoundNumber = 0
 
 
-class RoundEnded(Happened):
+class RoundEnded(PeerEvent):
     """The peer has ended an outer round: contributions by part, and bytes that it has sent since it ended the last."""
 
     kind: Literal["round"] = "round"
@@ -71,7 +71,7 @@ class RoundEnded(Happened):
     outer_bytes: Count
 
 
-class LossFound(Happened):
+class LossFound(PeerEvent):
     """The peer has measured the held-out loss after a round, in nats per token: through the boundaries, and plain."""
 
     kind: Literal["loss"] = "loss"
@@ -79,7 +79,7 @@ class LossFound(Happened):
     loss_plain: Loss
 
 
-class GroupJoined(Happened):
+class GroupJoined(PeerEvent):
     """The peer is a member of a complete replica of these members, by stage."""
 
     kind: Literal["group"] = "group"
@@ -87,7 +87,7 @@ class GroupJoined(Happened):
     members: list[PeerName] = Field(max_length=128)
 
 
-class GroupLost(Happened):
+class GroupLost(PeerEvent):
     """A member of the peer's group is gone, and the inner step in flight is rolled back."""
 
     kind: Literal["broken"] = "broken"
@@ -95,14 +95,14 @@ class GroupLost(Happened):
     why: ShortText
 
 
-class ContributionOut(Happened):
+class ContributionOut(PeerEvent):
     """The peer has contributed to a round, with so many inner steps behind it."""
 
     kind: Literal["contributed"] = "contributed"
     steps: Steps
 
 
-class EndedShort(Happened):
+class EndedShort(PeerEvent):
     """The peer's replica contributes fewer inner steps to a round than the run has."""
 
     kind: Literal["short"] = "short"
@@ -110,7 +110,7 @@ class EndedShort(Happened):
     why: ShortText
 
 
-class NotAwaited(Happened):
+class NotAwaited(PeerEvent):
     """The peer waits no longer for what others should have contributed to a round."""
 
     kind: Literal["without"] = "without"
@@ -118,7 +118,7 @@ class NotAwaited(Happened):
     why: ShortText
 
 
-class Going(Happened):
+class PeerDeparture(PeerEvent):
     """The peer is going: for a while, or for good."""
 
     kind: Literal["going"] = "going"
@@ -126,15 +126,23 @@ class Going(Happened):
     why: ShortText
 
 
-class Noted(Happened):
+class LoggedEvent(PeerEvent):
     """Anything else that is worth a line: a refusal, a suspicion, a decision. `peer` is the peer that it is about."""
 
     kind: Literal["noted"] = "noted"
     peer: PeerName = ""
 
 
-Told = Annotated[
-    RoundEnded | LossFound | GroupJoined | GroupLost | ContributionOut | EndedShort | NotAwaited | Going | Noted,
+ReportedEvent = Annotated[
+    RoundEnded
+    | LossFound
+    | GroupJoined
+    | GroupLost
+    | ContributionOut
+    | EndedShort
+    | NotAwaited
+    | PeerDeparture
+    | LoggedEvent,
     Field(discriminator="kind"),
 ]
 
@@ -155,7 +163,7 @@ class StepReport(Strict):
     credit: Count = Field(0, description="tokens of work that receipts show")
     waits: ShortText = Field("", description="what it waits for, and what ends the wait; empty: it waits for nothing")
     slow: ShortText = Field("", description="the member of its group that is slow, and by how much; empty: nobody is")
-    happened: list[Told] = Field(default_factory=list, max_length=MOST_HAPPENED)
+    happened: list[ReportedEvent] = Field(default_factory=list, max_length=EVENTS_REPORTED)
     left_out: Count = Field(0, description="so many things that happened are not told")
 
 

@@ -10,24 +10,24 @@ from dataclasses import dataclass, field
 
 from bootstrap.monitor.peers import AWAY_STATES, Peer, group_views, is_over, silent, silent_leader, stages_short
 from bootstrap.monitor.rounds import JUDGE_SECONDS, MOST_CLAIMS, Round, outer_ratio, pipeline_ratio, recalled
-from bootstrap.monitor.run_state import Found, LastState, has_replica, lost_state, run_state
+from bootstrap.monitor.run_state import LastState, RunStatus, has_replica, lost_state, run_state
 from protocol.identity import PeerId, RunId
 from protocol.manifest import Manifest
 from protocol.monitor import (
     MOST_LINES,
     ContributionOut,
     EndedShort,
-    Going,
     GroupJoined,
     GroupLost,
     LineView,
+    LoggedEvent,
     LossFound,
     NotAwaited,
-    Noted,
+    PeerDeparture,
+    ReportedEvent,
     RoundEnded,
     RoundView,
     StepReport,
-    Told,
     View,
 )
 from protocol.net.allowances import RateLimit
@@ -82,14 +82,14 @@ class Fold:
     seen: bool = False
     """Whether anybody has: what was finished before that, was finished at no time that is known."""
 
-    state: Found = field(init=False)
+    state: RunStatus = field(init=False)
     alone: float | None = None
     """Since when no replica is complete."""
     lost: float | None = None
     """Since when nobody holds the state of a stage that somebody serves."""
 
     def __post_init__(self) -> None:
-        self.state = Found("gathering", "", self.started)
+        self.state = RunStatus("gathering", "", self.started)
 
     # What comes in
 
@@ -160,53 +160,53 @@ class Fold:
 
     # What happened
 
-    def _take(self, peer: Peer, told: Told, now: float) -> None:
-        at = max(self.started, now - told.ago)
-        entry = self._round(told.round, now) if peer.record is not None else None
-        match told:
+    def _take(self, peer: Peer, event: ReportedEvent, now: float) -> None:
+        at = max(self.started, now - event.ago)
+        entry = self._round(event.round, now) if peer.record is not None else None
+        match event:
             case RoundEnded():
-                peer.done = max(peer.done, min(told.round, self.manifest.outer.rounds))
+                peer.done = max(peer.done, min(event.round, self.manifest.outer.rounds))
                 if entry is not None:
-                    self._take_round_end(peer, told, entry, at)
+                    self._take_round_end(peer, event, entry, at)
             case LossFound():
                 evaluates = peer.record is not None and peer.record.role != "volunteer"
                 if entry is not None and evaluates and len(entry.claims) < MOST_CLAIMS:
-                    entry.claims.setdefault(peer.id, (told.loss, told.loss_plain))
+                    entry.claims.setdefault(peer.id, (event.loss, event.loss_plain))
                 if not evaluates:
                     return
             case ContributionOut():
-                peer.contributed = max(peer.contributed, min(told.round, self.manifest.outer.rounds))
+                peer.contributed = max(peer.contributed, min(event.round, self.manifest.outer.rounds))
                 if entry is not None and peer.trains:
-                    entry.contributed.setdefault(peer.id, (min(told.steps, self.manifest.inner.steps_at_most), at))
+                    entry.contributed.setdefault(peer.id, (min(event.steps, self.manifest.inner.steps_at_most), at))
                 return
             case EndedShort():
                 if entry is not None and peer.trains:
-                    entry.late[peer.id] = f"it ended the round after {told.steps} inner steps: {told.why}"
+                    entry.late[peer.id] = f"it ended the round after {event.steps} inner steps: {event.why}"
             case NotAwaited():
-                for other in map(PeerId, told.peers):
+                for other in map(PeerId, event.peers):
                     if entry is not None and other in self.peers:
-                        entry.missed.setdefault(other, f"{told.why}, says peer {peer.id[-8:]}")
+                        entry.missed.setdefault(other, f"{event.why}, says peer {peer.id[-8:]}")
             case GroupJoined():
-                peer.replica, peer.members, peer.broken = told.replica, list(told.members), ""
+                peer.replica, peer.members, peer.broken = event.replica, list(event.members), ""
             case GroupLost():
-                peer.replica, peer.broken = "", told.why or "its group has lost a member"
-            case Going():
-                peer.going, peer.going_at = told, now
-            case Noted():
+                peer.replica, peer.broken = "", event.why or "its group has lost a member"
+            case PeerDeparture():
+                peer.going, peer.going_at = event, now
+            case LoggedEvent():
                 pass
-        if told.words and not self.lines.wait_seconds(peer.id, now):
-            self.log.append(LineView(at=at, kind=told.name, words=told.words, peer=peer.id, round=told.round))
+        if event.words and not self.lines.wait_seconds(peer.id, now):
+            self.log.append(LineView(at=at, kind=event.name, words=event.words, peer=peer.id, round=event.round))
 
-    def _take_round_end(self, peer: Peer, told: RoundEnded, entry: Round, at: float) -> None:
+    def _take_round_end(self, peer: Peer, event: RoundEnded, entry: Round, at: float) -> None:
         if peer.id in entry.done:
             return
         entry.done[peer.id] = at
         manifest, ratio = self.manifest, pipeline_ratio(self.manifest, self._compression(peer))
-        entry.pipeline_bytes += told.pipeline_bytes
-        entry.outer_bytes += told.outer_bytes
-        entry.uncompressed_bytes += int(told.pipeline_bytes * ratio + told.outer_bytes * outer_ratio(manifest))
+        entry.pipeline_bytes += event.pipeline_bytes
+        entry.outer_bytes += event.outer_bytes
+        entry.uncompressed_bytes += int(event.pipeline_bytes * ratio + event.outer_bytes * outer_ratio(manifest))
         if peer.trains and peer.counts_tokens:
-            entry.tokens[peer.id] = min(told.tokens, manifest.tokens_per_step * manifest.inner.steps_at_most)
+            entry.tokens[peer.id] = min(event.tokens, manifest.tokens_per_step * manifest.inner.steps_at_most)
             self.tokens += entry.tokens[peer.id]
 
     def _compression(self, peer: Peer) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from protocol.identity import PeerId
-from protocol.monitor import Going, GroupView, PeerState, PeerView, RunState, StepReport
+from protocol.monitor import GroupView, PeerDeparture, PeerState, PeerView, RunState, StepReport
 from protocol.patience import (
     AT_WORK_SECONDS,
     CUT_STREAM_SECONDS,
@@ -44,7 +44,7 @@ class Peer:
     """On which it tells; a new one may be there before the old one is known to be broken."""
     cut: float | None = None
     """The time at which the last stream broke."""
-    going: Going | None = None
+    going: PeerDeparture | None = None
     going_at: float = 0.0
     replica: str | None = None
     """Its group as it tells; None: as its record says."""

@@ -23,7 +23,7 @@ BROKEN_SECONDS = 15.0
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class RunStatus:
     """The observed state of the run, the reason for it in words, and since when (Unix seconds)."""
 
     state: RunState
@@ -98,13 +98,13 @@ def run_state(
     peers: Collection[Peer],
     groups: Collection[GroupView],
     rounds: Collection[Round],
-    before: Found,
+    before: RunStatus,
     alone: float | None,
     over: bool,
     now: float,
     last_state: LastState = "",
     lost: float | None = None,
-) -> Found:
+) -> RunStatus:
     """The run's state now, where it was `before`. `rounds`: those known, in order. `alone`: since when no replica is
     complete; None: one is, or this node has not looked for long enough to tell. `lost`: the same of a state that nobody
     holds any more."""
@@ -112,7 +112,7 @@ def run_state(
         return _since(before, "finished", HOLDING[last_state], now)
     has_begun = any(any(entry.stepped.values()) or entry.contributed or entry.ended is not None for entry in rounds)
     if before.state == "gathering" and not has_begun:
-        return Found("gathering", waits_for(manifest, peers) or "waits for the first inner step", before.since)
+        return RunStatus("gathering", waits_for(manifest, peers) or "waits for the first inner step", before.since)
     if lost is not None and now - lost >= BROKEN_SECONDS:
         return _since(before, "stalled", lost_state(manifest, peers), lost)
     if alone is not None and now - alone >= BROKEN_SECONDS:
@@ -127,5 +127,5 @@ def run_state(
     return _since(before, "training", "", now)
 
 
-def _since(before: Found, state: RunState, why: str, since: float) -> Found:
-    return Found(state, why, before.since if before.state == state else since)
+def _since(before: RunStatus, state: RunState, why: str, since: float) -> RunStatus:
+    return RunStatus(state, why, before.since if before.state == state else since)

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from bootstrap.monitor.fold import MOST_PEERS, Fold
 from bootstrap.monitor.peers import AWAY_STATES
-from bootstrap.monitor.run_state import Found, LastState
+from bootstrap.monitor.run_state import LastState, RunStatus
 from protocol.clock import monotonic, unix_time
 from protocol.errors import FormatError, RefusedError, ResourceError
 from protocol.files import write_atomically
@@ -87,7 +87,7 @@ class Monitor:
                 if kept_monitor.run_id == run_id:
                     fold.recall(kept_monitor.started, kept_monitor.tokens, kept_monitor.history, kept_monitor.log)
                     fold.over = kept_monitor.over
-                    fold.state = Found(
+                    fold.state = RunStatus(
                         kept_monitor.state, kept_monitor.state_why, kept_monitor.state_since or kept_monitor.started
                     )
                     fold.firsts = {PeerId(peer): first for peer, first in [*kept_monitor.firsts.items()][:MOST_PEERS]}
@@ -121,7 +121,7 @@ class Monitor:
         return next((id for id, record in peers if record is not None and record.last_holder), None)
 
     @property
-    def run_state(self) -> Found:
+    def run_state(self) -> RunStatus:
         """The run's state, as this node saw it last."""
         return self.fold.state
 

@@ -129,7 +129,7 @@ class BlobFetcher:
                 if attempt.lags(clock(), self.wanted.lag_speed):
                     self._let_lag(attempt, wanted)
                 elif attempt.behind > deciding.DOUBT_SECONDS:
-                    self.wanted.doubt(key)
+                    self.wanted.retry_elsewhere(key)
                     self._go_on()
             blob = fetching.result()
         except HetpeerError as error:  # another has it, too

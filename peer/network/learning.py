@@ -109,19 +109,19 @@ class Learner:
     async def _ask(self, peer: PeerRecord, part: Part, keys: list[bytes]) -> Taking:
         """Ask a peer for entries that it has named, and begin to take what it shows. Others that have named them, too,
         are asked for what it does not show."""
-        mute, taking, keys_left = self.intake.fetcher.wanted.mute, Taking(), keys
+        unresponsive, taking, keys_left = self.intake.fetcher.wanted.unresponsive, Taking(), keys
         try:
             while keys_left and (keys_asked := await self._places(peer.peer_id, keys_left, taking)):
                 shown = await self._request(peer, part, keys_asked)
                 keys_left = keys_left[len(keys_asked) :]
                 taking |= self._begin(shown.values(), peer)
                 if missing := [key for key in keys_asked if key not in shown]:
-                    mute.note(peer.peer_id)
+                    unresponsive.note(peer.peer_id)
                     self._ask_others(peer.peer_id, part, missing)
                 else:
-                    mute.forgive(peer.peer_id)
+                    unresponsive.forgive(peer.peer_id)
         except HetpeerError as error:
-            mute.note(peer.peer_id)
+            unresponsive.note(peer.peer_id)
             self.bans.note(peer.peer_id, error)
         finally:
             self._ask_others(peer.peer_id, part, keys_left)
@@ -168,7 +168,7 @@ class Learner:
             if taking := await self._ask(other, part, named):
                 await asyncio.wait(taking)
 
-        for other, named in fetcher.wanted.unanswered(keys, peer).items():
+        for other, named in fetcher.wanted.reassign(keys, peer).items():
             if (record := fetcher.holders.get(other)) is not None:
                 self.start(ask(record, named))
             else:

@@ -128,7 +128,7 @@ PeerRound = tuple[PeerId, int]
 
 
 @dataclass(slots=True)
-class Earned:
+class ReceiptCollector:
     """The receipts of this peer's last rounds, and how it comes by more."""
 
     seen: SeenWork
@@ -141,12 +141,12 @@ class Earned:
     """The number of requests by neighbour, round, and microbatches."""
     recalled: Counter[PeerRound] = field(default_factory=Counter)
     """The microbatches that were signed for before this process began."""
-    due: asyncio.Event = field(default_factory=asyncio.Event)
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
     one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def ask_soon(self) -> None:
         """Ask soon: a round is over, or a group."""
-        self.due.set()
+        self.wake.set()
 
     # Asking
 
@@ -158,9 +158,9 @@ class Earned:
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(RECEIPT_RETRY_SECONDS if again else RECEIPT_INTERVAL_SECONDS):
-                    await self.due.wait()
-            over = self.due.is_set()
-            self.due.clear()
+                    await self.wake.wait()
+            over = self.wake.is_set()
+            self.wake.clear()
             again = await self.ask(None if over or not again else again)
 
     def _recall(self) -> Recalled | None:

@@ -36,20 +36,20 @@ from protocol.clock import monotonic
 from protocol.errors import HetpeerError
 from protocol.monitor import (
     BATCH_BYTES,
+    EVENTS_REPORTED,
     MOST_AGO_SECONDS,
-    MOST_HAPPENED,
     MOST_WORDS,
     ContributionOut,
     EndedShort,
-    Going,
     GroupJoined,
     GroupLost,
+    LoggedEvent,
     LossFound,
     NotAwaited,
-    Noted,
+    PeerDeparture,
+    ReportedEvent,
     RoundEnded,
     StepReport,
-    Told,
     pack_report,
 )
 from protocol.net.allowances import pause_after
@@ -75,7 +75,7 @@ LAST_REPORT_SECONDS = 1.0
 LEAST_PAUSE_SECONDS, MOST_PAUSE_SECONDS = 1.0, 30.0
 """The pauses before a node is called again that did not answer."""
 
-Noticed = tuple[float, Told]
+TimedEvent = tuple[float, ReportedEvent]
 """The time of an event by `monotonic`, and the event as the node is told of it."""
 
 
@@ -84,13 +84,13 @@ class Reporter:
     """A listener of one peer's events, from its joining to its leaving. `status` has heard each event before."""
 
     status: Status
-    waiting: deque[Noticed] = field(default_factory=lambda: deque(maxlen=MOST_WAITING))
+    waiting: deque[TimedEvent] = field(default_factory=lambda: deque(maxlen=MOST_WAITING))
     left_out: int = 0
     """The number of events that were forgotten, of which the node has not been told yet."""
     _sent: tuple[int, int] = (0, 0)
     """The bytes sent in the pipeline, and of contributions, when a round ended last."""
     _changed: bool = False
-    _last: Going | None = None
+    _last: PeerDeparture | None = None
     _began: float = field(default_factory=monotonic)
     _contacts: Contacts | None = None
     _closing: asyncio.Event = field(default_factory=asyncio.Event)
@@ -103,7 +103,7 @@ class Reporter:
             case StepDone() | Credited() | Recalled() | Waiting():  # the status has them
                 pass
             case _:
-                if (happened_event := self._told(event)) is None:
+                if (happened_event := self._reported(event)) is None:
                     return
                 self.left_out += len(self.waiting) == MOST_WAITING
                 self.waiting.append((monotonic(), happened_event))
@@ -121,7 +121,7 @@ class Reporter:
         over = self.status.over
         paused = "" if over else paused
         why = _cut(paused) or ("the run is over" if over else "its owner has stopped it, or it failed")
-        self._last = Going(name="Left", how="paused" if paused else "gone", why=why)
+        self._last = PeerDeparture(name="Left", how="paused" if paused else "gone", why=why)
         if telling := [*self._children]:
             await asyncio.wait(telling, timeout=LAST_REPORT_SECONDS)
         self._children.cancel()
@@ -148,7 +148,7 @@ class Reporter:
             closing = self._closing.is_set()
             if self._changed or closing or monotonic() >= due_at:
                 self._changed, due_at = False, monotonic() + SIGN_OF_LIFE_SECONDS
-                took = [self.waiting.popleft() for _ in range(min(len(self.waiting), MOST_HAPPENED - 1))]
+                took = [self.waiting.popleft() for _ in range(min(len(self.waiting), EVENTS_REPORTED - 1))]
                 message = pb.Batch(batch_json=self._packed(took))
                 try:
                     async with asyncio.timeout(CALL_SECONDS):
@@ -165,7 +165,7 @@ class Reporter:
                 return
             await self._wait(BATCH_SECONDS)
 
-    def _packed(self, took: Sequence[Noticed]) -> bytes:
+    def _packed(self, took: Sequence[TimedEvent]) -> bytes:
         """The status and these events as one batch. Where that is too long, the oldest events are left out."""
         now, status = monotonic(), self.status
         happened = [
@@ -196,7 +196,7 @@ class Reporter:
             self.left_out += 1
             happened.pop(0)
 
-    def _told(self, event: Event) -> Told | None:
+    def _reported(self, event: Event) -> ReportedEvent | None:
         """An event as the node is told of it; None: it is not. Where the operator's view has no place for an event of
         this kind, the node gets the event's words. Texts may be another peer's, and are cut to what the wire allows."""
         message: dict[str, Any] = {"name": event.name, "words": _cut(event.words or "")}
@@ -227,10 +227,10 @@ class Reporter:
                 case WentOn(round, without, reason):
                     return NotAwaited(**message, round=round, peers=without[:16], why=_cut(reason))
                 case Left(_, reason):
-                    return Going(**message, how="leaving", why=_cut(reason))
+                    return PeerDeparture(**message, how="leaving", why=_cut(reason))
                 case _:
                     about = {"round": getattr(event, "round", 0), "peer": getattr(event, "peer", "")}
-                    return Noted(**(message | about)) if message["words"] else None
+                    return LoggedEvent(**(message | about)) if message["words"] else None
         except ValidationError:
             self.left_out += 1
             return None

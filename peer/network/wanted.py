@@ -68,18 +68,18 @@ def standing_still() -> float:
 
 
 @dataclass(slots=True)
-class PassedOver(Generic[Source]):
-    """Sources that are passed over: what they did is no breach of the protocol, and costs them their turn, for `first`
+class SourceBackoff(Generic[Source]):
+    """The backoff of sources: what they did is no breach of the protocol, and costs them their turn, for `first`
     seconds, then twice as long each time, `most` at most."""
 
     first: float
     most: float
     clock: Callable[[], float]
     faults: OrderedDict[Source, tuple[float, float]] = field(default_factory=OrderedDict)
-    """The number of each source's faults, less what was forgiven, and the time until which it is passed over."""
+    """The number of each source's faults, less what was forgiven, and the time until which it is avoided."""
 
     def __contains__(self, source: Source) -> bool:
-        """Whether a source is passed over now."""
+        """Whether a source is avoided now."""
         return source in self.faults and self.faults[source][1] > self.clock()
 
     def note(self, source: Source) -> None:
@@ -98,12 +98,12 @@ class PassedOver(Generic[Source]):
 
 
 @dataclass(slots=True)
-class Asked(Generic[Source]):
+class PendingEntry(Generic[Source]):
     """An entry that is to come: the sources that say they hold it, those of which it has been asked, and when last."""
 
-    heard: list[Source]
-    of: list[Source]
-    at: float
+    holders: list[Source]
+    asked: list[Source]
+    asked_at: float
 
 
 @dataclass(slots=True)
@@ -117,7 +117,7 @@ class Wanted(Generic[Key, Source]):
     """
 
     clock: Callable[[], float] = standing_still
-    asked: dict[Key, Asked[Source]] = field(default_factory=dict)
+    pending: dict[Key, PendingEntry[Source]] = field(default_factory=dict)
     sources: dict[Key, list[Source]] = field(default_factory=dict)
     waiting: list[Key] = field(default_factory=list)
     """The wanted ones of which another fetch may begin."""
@@ -134,20 +134,20 @@ class Wanted(Generic[Key, Source]):
     usual_speed: float = 0.0
     places: Places[Source] = field(default_factory=lambda: Places(KEYS_ASKED_OF_ONE, KEYS_ASKED, KEYS_OF_FEW))
     """The places for keys that are asked for."""
-    slow: PassedOver[Source] = field(init=False)
+    slow: SourceBackoff[Source] = field(init=False)
     """The sources that were too slow: what others hold is fetched from these."""
-    mute: PassedOver[Source] = field(init=False)
+    unresponsive: SourceBackoff[Source] = field(init=False)
     """The sources that did not show the entries of keys that they had named: what these name is not heard."""
 
     def __post_init__(self) -> None:
-        self.slow = PassedOver(SLOW_SECONDS, MOST_SLOW_SECONDS, self.clock)
-        self.mute = PassedOver(MUTE_SECONDS, MOST_MUTE_SECONDS, self.clock)
+        self.slow = SourceBackoff(SLOW_SECONDS, MOST_SLOW_SECONDS, self.clock)
+        self.unresponsive = SourceBackoff(MUTE_SECONDS, MOST_MUTE_SECONDS, self.clock)
 
     def hear(self, lacking: Iterable[Key], source: Source) -> list[Key]:
         """Hear that a peer holds these. Returns the keys to ask it for, which count as asked until `want`, `forget` or
-        `unanswered`."""
+        `reassign`."""
         unknown: list[Key] = []
-        if source in self.mute:
+        if source in self.unresponsive:
             return unknown
         now = self.clock()
         for key in lacking:
@@ -155,22 +155,22 @@ class Wanted(Generic[Key, Source]):
                 self._remember(self.sources[key], source)
                 self._try_proven(key)
                 continue
-            entry_asked = self.asked.get(key)
-            if entry_asked is None and self.places.take(source):
-                self.asked[key] = Asked([source], [source], now)
+            entry = self.pending.get(key)
+            if entry is None and self.places.take(source):
+                self.pending[key] = PendingEntry([source], [source], now)
                 unknown.append(key)
-            elif entry_asked is not None:
-                self._remember(entry_asked.heard, source)
+            elif entry is not None:
+                self._remember(entry.holders, source)
                 # one more is asked if who was asked keeps this peer waiting, or is not known to give anything
-                stranger = source in self.speeds and not any(other in self.speeds for other in entry_asked.of)
-                is_due = stranger or not entry_asked.of or now - entry_asked.at >= ENTRY_RETRY_SECONDS
-                if source not in entry_asked.of and is_due and self.places.take(source):
-                    entry_asked.of.append(source)
-                    entry_asked.at = now
+                stranger = source in self.speeds and not any(other in self.speeds for other in entry.asked)
+                is_due = stranger or not entry.asked or now - entry.asked_at >= ENTRY_RETRY_SECONDS
+                if source not in entry.asked and is_due and self.places.take(source):
+                    entry.asked.append(source)
+                    entry.asked_at = now
                     unknown.append(key)
         return unknown
 
-    def doubt(self, key: Key) -> None:
+    def retry_elsewhere(self, key: Key) -> None:
         """Doubt the strangers that are tried, from which nothing comes: a proven source is tried beside them, now or as
         soon as one names the key."""
         if key in self.sources:
@@ -206,8 +206,8 @@ class Wanted(Generic[Key, Source]):
             self._remember(self.sources[key], source)
             self._try_proven(key)
             return False
-        asked = self._stop_asking(key)
-        others = [each for each in (asked.heard if asked else []) if each != source]
+        pending = self._stop_asking(key)
+        others = [each for each in (pending.holders if pending else []) if each != source]
         self.sources[key] = [source, *others]
         self.waiting.append(key)
         return True
@@ -333,33 +333,33 @@ class Wanted(Generic[Key, Source]):
         for key in keys:
             self._stop_asking(key)
 
-    def unanswered(self, keys: Iterable[Key], source: Source) -> dict[Source, list[Key]]:
+    def reassign(self, keys: Iterable[Key], source: Source) -> dict[Source, list[Key]]:
         """Note that a source has not shown the entries of these keys. Returns the sources to ask instead, with the
         keys, which count as asked again."""
         instead: dict[Source, list[Key]] = {}
         for key in keys:
-            entry_asked = self.asked.get(key)
-            if entry_asked is None or source not in entry_asked.of:
+            entry = self.pending.get(key)
+            if entry is None or source not in entry.asked:
                 continue
-            entry_asked.heard = [other_source for other_source in entry_asked.heard if other_source != source]
-            entry_asked.of.remove(source)
+            entry.holders = [other_source for other_source in entry.holders if other_source != source]
+            entry.asked.remove(source)
             self.places.give_back(source)
             others = [
                 other_source
-                for other_source in entry_asked.heard
-                if other_source not in entry_asked.of and other_source not in self.mute
+                for other_source in entry.holders
+                if other_source not in entry.asked and other_source not in self.unresponsive
             ]
             other = max(others, key=self._rank, default=None)
             if other is not None and self.places.take(other):
-                entry_asked.of.append(other)
-                entry_asked.at = self.clock()
+                entry.asked.append(other)
+                entry.asked_at = self.clock()
                 instead.setdefault(other, []).append(key)
-            elif not entry_asked.of:
-                del self.asked[key]
+            elif not entry.asked:
+                del self.pending[key]
         return instead
 
-    def _stop_asking(self, key: Key) -> Asked[Source] | None:
-        asked = self.asked.pop(key, None)
-        for each in asked.of if asked else ():
+    def _stop_asking(self, key: Key) -> PendingEntry[Source] | None:
+        pending = self.pending.pop(key, None)
+        for each in pending.asked if pending else ():
             self.places.give_back(each)
-        return asked
+        return pending

@@ -50,7 +50,7 @@ class KeptMembership(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Remembered:
+class StoredMembership:
     """A place in the run as this folder has it. `addresses` are where the DHT may be found."""
 
     descriptor: Descriptor
@@ -143,7 +143,7 @@ def _of_old_files(folder: Path) -> KeptMembership:
     )
 
 
-def recall(folder: Path, ticket: Ticket, identity: Identity, role: Role, stage: int | None) -> Remembered | None:
+def recall(folder: Path, ticket: Ticket, identity: Identity, role: Role, stage: int | None) -> StoredMembership | None:
     """Read the membership of the ticket's run from `folder`, checked as if another had sent it; None unless it is all
     that this peer needs for this role and stage (None: any). The certificate may have ended. Hashes every file: call it
     off the event loop."""
@@ -162,7 +162,7 @@ def recall(folder: Path, ticket: Ticket, identity: Identity, role: Role, stage: 
     if not all(is_file(folder / name, descriptor.file(name)) for name in names):
         return None
     addresses = (*ticket.addresses, *recall_addresses(folder))
-    return Remembered(descriptor, card, membership.card, credentials, addresses)
+    return StoredMembership(descriptor, card, membership.card, credentials, addresses)
 
 
 def kept_credentials(folder: Path, ticket: Ticket, identity: Identity) -> Credentials | None:

@@ -15,7 +15,7 @@ from peer.network.discovery import Discovery
 from peer.network.gossip import Reconciler
 from peer.network.group import PipelineService
 from peer.network.handover_service import HandoverService
-from peer.network.receipt_exchange import CreditService, Earned
+from peer.network.receipt_exchange import CreditService, ReceiptCollector
 from peer.network.spot_check_service import SpotCheckService
 from peer.settings import PeerSettings
 from peer.store.served import SnapshotStore
@@ -90,7 +90,7 @@ class Node:
     services: Services
     discovery: Discovery
     reconciler: Reconciler
-    earned: Earned
+    receipt_collector: ReceiptCollector
     emit: Listener
     upkeep: Sequence[Upkeep]
     ask_node: AskNode

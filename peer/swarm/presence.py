@@ -85,7 +85,7 @@ async def _meet(node: Node, outer: OuterLoop, tasks: asyncio.TaskGroup) -> list[
         outer.watch_arrivals,
         partial(_keep_pulse, reconciler, node.emit),
         partial(keep_telling, outer),
-        node.earned.keep_asking,
+        node.receipt_collector.keep_asking,
     )
     keeping = [tasks.create_task(keep()) for keep in steady]
     await discovery.read()
@@ -108,7 +108,7 @@ async def _say_goodbye(node: Node, outer: OuterLoop) -> None:
     discovery = node.discovery
     with suppress(TimeoutError):
         async with asyncio.timeout(LAST_RECEIPTS_SECONDS):
-            await node.earned.ask()
+            await node.receipt_collector.ask()
     discovery.tell(gone=True, replica="")
     async with telling_a_long_wait(node.emit, lambda: waits.for_hearers(discovery.others(), CALL_SECONDS)):
         await node.reconciler.hand_out()

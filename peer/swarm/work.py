@@ -16,11 +16,11 @@ from peer.devices.machines import Hello, Machines
 from peer.devices.parallel_replica import ShardedEvaluator, ShardedReplica
 from peer.devices.workers import Split
 from peer.network.machine_link import LinkListener, read_secret
-from peer.network.receipt_exchange import Earned
+from peer.network.receipt_exchange import ReceiptCollector
 from peer.optim.inner import place_in_run
 from peer.swarm import waits
 from peer.swarm.auditing import Auditor, do_spot_checks
-from peer.swarm.group.compression import Choice
+from peer.swarm.group.compression import KController
 from peer.swarm.group.handover import Handover
 from peer.swarm.group.seats import GroupSeats
 from peer.swarm.group.served_stage import ServedStage
@@ -77,7 +77,7 @@ async def serve_stage(node: Node) -> None:
             trainer,
             Handover(outer, services.handover, trainer),
             services.blobs,
-            node.earned,
+            node.receipt_collector,
             settings.memory_limit,
         )
         stage_round.pace.first = first_seconds(workplace.manifest.tokens_per_step, speed)
@@ -85,7 +85,7 @@ async def serve_stage(node: Node) -> None:
         if workplace.stage == 0:
             async with workplace.reading(node.emit) as reader:
                 await reader.begin(outer.workload.upcoming(outer.clock, outer.workload.share(outer.clock)))
-                await ServedStage(stage_round, seats, reader, Choice.of(workplace.manifest)).serve()
+                await ServedStage(stage_round, seats, reader, KController.of(workplace.manifest)).serve()
         else:
             await ServedStage(stage_round, seats).serve()
         if not outer.over:
@@ -120,7 +120,7 @@ async def serve_datacenter(node: Node) -> None:
                     await node.discovery.news.wait(1.0)
                 while not (outer.over or outer.leaving):
                     round = outer.clock
-                    await _train_round(outer, replica, reader, node.earned, node.services.blobs, round)
+                    await _train_round(outer, replica, reader, node.receipt_collector, node.services.blobs, round)
                     if not (outer.leaving or outer.missed_end):
                         await _evaluate(outer, evaluator, round)
                     if auditor is not None:
@@ -210,7 +210,12 @@ async def follow_and_evaluate(node: Node) -> None:
 
 
 async def _train_round(
-    outer: OuterLoop, replica: Replica, reader: Reader, earned: Earned, blobs: BlobService, round: int
+    outer: OuterLoop,
+    replica: Replica,
+    reader: Reader,
+    receipt_collector: ReceiptCollector,
+    blobs: BlobService,
+    round: int,
 ) -> None:
     """The inner loop, then the outer step."""
     started = monotonic()
@@ -219,7 +224,7 @@ async def _train_round(
         return
     if counts := await finish_round(outer, round):
         outer.emit(_round_done(outer, blobs, round, started, outer.manifest.tokens_per_step * steps, counts))
-        earned.ask_soon()
+        receipt_collector.ask_soon()
     await agree(outer)
 
 

@@ -86,11 +86,11 @@ async def offer(liar: Liar) -> None:
 
 
 async def ask_for_credit(liar: Liar) -> None:
-    earned, group = liar.peer.earned, Attempt(ReplicaId(liar.record.peer_id), 1)
-    earned.tries.clear()
-    earned.seen.exchange(1, liar.record.peer_id, 0, group)
-    earned.reconciler.discovery.records[liar.record.peer_id] = liar.record
-    await earned.ask()
+    receipt_collector, group = liar.peer.receipt_collector, Attempt(ReplicaId(liar.record.peer_id), 1)
+    receipt_collector.tries.clear()
+    receipt_collector.seen.exchange(1, liar.record.peer_id, 0, group)
+    receipt_collector.reconciler.discovery.records[liar.record.peer_id] = liar.record
+    await receipt_collector.ask()
 
 
 async def fetch_blob(liar: Liar) -> None:

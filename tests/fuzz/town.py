@@ -24,7 +24,7 @@ from protocol.codec.frames import FramePosition, FrameRules, unpack_forward
 from protocol.codec.seating import AnswerFrame, OfferFrame, pack_answer, pack_offer, unpack_offer, unpack_start
 from protocol.errors import HetpeerError
 from protocol.identity import EMBEDDING, PeerId, ReplicaId, RunId, stage_part
-from protocol.monitor import Noted, StepReport, pack_report
+from protocol.monitor import LoggedEvent, StepReport, pack_report
 from protocol.net.allowances import RateLimit
 from protocol.net.channels import channel_to, connect_to_registration, listen, options
 from protocol.net.guard import Guard, no_objection
@@ -78,7 +78,7 @@ async def town(folder: Path) -> AsyncIterator[Town]:
         village = Village(MANIFEST, folder, stack, operator, [], [guard, AnyBytes()], serve_more)
         caller, victim = await village.join("caller", 1), await village.join("victim", 1)
         before = await village.join("before", 0)
-        victim.earned.seen.exchange(1, PeerId(caller.id), 1, Attempt(ReplicaId(victim.id), 1))
+        victim.receipt_collector.seen.exchange(1, PeerId(caller.id), 1, Attempt(ReplicaId(victim.id), 1))
         victim.handover.handovers, victim.handover.open = Handovers(), True
         for round in (1, 2):
             await village.round(round, [caller])
@@ -190,7 +190,7 @@ def _honest(caller: LoopbackPeer, before: LoopbackPeer, victim: LoopbackPeer) ->
         caller.signer, HandoverOffer(PeerId(caller.id), PeerId(victim.id), 1, 1, "ef" * 32, 10)
     )
     group = PeerId(before.id), PeerId(victim.id)
-    said = Noted(name="Refused", words="something", round=1, peer=victim.id)
+    said = LoggedEvent(name="Refused", words="something", round=1, peer=victim.id)
     requests = {
         "Blobs/Fetch": blobs_pb2.FetchRequest(sha256=entries[0].sha256),
         "Credit/Sign": credit_pb2.CreditQuestion(worked=[1, 2]),

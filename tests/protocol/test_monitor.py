@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from protocol.errors import FormatError
 from protocol.monitor import (
     BATCH_BYTES,
-    MOST_HAPPENED,
+    EVENTS_REPORTED,
     ContributionOut,
-    Noted,
+    LoggedEvent,
     RoundEnded,
     StepReport,
     pack_report,
@@ -59,7 +59,7 @@ def test_what_is_packed_is_unpacked():
         ({"happened": [{"kind": "noted", "name": "N", "words": "w" * 301}]}, "happened"),
         ({"happened": [{"kind": "noted", "name": "N", "ago": -1.0}]}, "happened"),
         ({"happened": [{"kind": "noted", "name": "N", "peer": "../../x"}]}, "happened"),
-        ({"happened": [{"kind": "noted", "name": "N"}] * (MOST_HAPPENED + 1)}, "happened"),
+        ({"happened": [{"kind": "noted", "name": "N"}] * (EVENTS_REPORTED + 1)}, "happened"),
     ],
 )
 def test_what_is_out_of_bounds_is_refused_and_named(said: dict[str, Any], words: str):
@@ -81,7 +81,7 @@ def test_more_bytes_than_a_batch_has_are_not_read():
 def test_words_do_not_move_a_terminals_cursor():
     said = {"happened": [{"kind": "noted", "name": "N", "words": "a\x1b[2Jb\nc"}]}
     (noted,) = unpack_report(json.dumps(said).encode()).happened
-    assert isinstance(noted, Noted)
+    assert isinstance(noted, LoggedEvent)
     assert noted.words == "a�[2Jb�c"
 
 

@@ -18,7 +18,7 @@ from peer.network.gossip import Reconciler
 from peer.network.gossip_service import ReconciliationService
 from peer.network.handover_service import HandoverService
 from peer.network.intake import Intake
-from peer.network.receipt_exchange import CreditService, Earned, SeenWork
+from peer.network.receipt_exchange import CreditService, ReceiptCollector, SeenWork
 from peer.network.snapshot_transfer import SnapshotService
 from peer.optim.outer import OuterState
 from peer.store.receipt_file import RECEIPTS, KeptReceipts
@@ -71,7 +71,7 @@ class LoopbackPeer:
     signer: Signer
     outer: OuterLoop
     handover: HandoverService
-    earned: Earned
+    receipt_collector: ReceiptCollector
     server: grpc.aio.Server
     said: list[Event] = field(default_factory=list)
 
@@ -245,7 +245,7 @@ class Village:
             for part, ledger in ledgers.items()
         }
         kept = KeptReceipts(folder / RECEIPTS, self.authority)
-        earned = Earned(SeenWork(signer, manifest), reconciler, kept, said.append)
+        receipt_collector = ReceiptCollector(SeenWork(signer, manifest), reconciler, kept, said.append)
         followed = FollowedParts(manifest, RUN, identity.peer_id, parts, contribution_store, snapshots, torch_thread)
         intake.begin(followed.check)
         outer = OuterLoop(manifest, folder, followed, discovery, reconciler, said.append, Pace(3.0))
@@ -259,14 +259,14 @@ class Village:
         reconciliation_pb2_grpc.add_ReconciliationServicer_to_server(ReconciliationService(reconciler), server)
         snapshots_pb2_grpc.add_SnapshotsServicer_to_server(SnapshotService(snapshots), server)
         succession_pb2_grpc.add_SuccessionServicer_to_server(handover, server)
-        credit_pb2_grpc.add_CreditServicer_to_server(CreditService(earned.seen), server)
+        credit_pb2_grpc.add_CreditServicer_to_server(CreditService(receipt_collector.seen), server)
         self.more_services(server, identity.peer_id)
         await server.start()
         self.stack.callback(torch_thread.stop)
         self.stack.push_async_callback(server.stop, None)
         self.stack.push_async_callback(contacts.close)
         await resume_from_folder(outer)
-        return LoopbackPeer(manifest, signer, outer, handover, earned, server, said)
+        return LoopbackPeer(manifest, signer, outer, handover, receipt_collector, server, said)
 
 
 @asynccontextmanager

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from peer.network.group import Attempt, Link
 from peer.swarm import waits
-from peer.swarm.group.compression import Choice
+from peer.swarm.group.compression import KController
 from peer.swarm.group.seats import GroupSeats
 from peer.swarm.group.stage_round import STEP_POLL_SECONDS, LeavingError, StageRound
 from peer.swarm.rounds import round_policy
@@ -39,11 +39,11 @@ class SilentError(LostMemberError):
 
 @dataclass(slots=True)
 class Agreement:
-    """One stage's part in it. `choice` is the first stage's."""
+    """One stage's part in it. `k_controller` is the first stage's."""
 
     here: StageRound
     seats: GroupSeats
-    choice: Choice | None
+    k_controller: KController | None
     attempts: int = 0
     """Groups that this first stage has formed."""
     is_over: bool = False
@@ -63,7 +63,7 @@ class Agreement:
         """
         self.is_over = False
         self.seats.require_neighbours()
-        offer = await self._offer() if self.choice is not None else await self._take_offer()
+        offer = await self._offer() if self.k_controller is not None else await self._take_offer()
         if offer is None:
             return None
         answer = await self._answer_behind(offer)
@@ -89,8 +89,8 @@ class Agreement:
     async def _offer(self) -> OfferFrame:
         """The round that this first stage is at."""
         here, record = self.here, self.outer.discovery.record
-        assert self.choice is not None
-        await here.load(here.round or self.outer.clock, here.steps, self.choice.current)
+        assert self.k_controller is not None
+        await here.load(here.round or self.outer.clock, here.steps, self.k_controller.current)
         where = here.round, here.steps, self.seats.members, self.attempts, record.slot
         return OfferFrame(*where, here.embedding_digest, here.compression, here.goal, here.pace.bound())
 

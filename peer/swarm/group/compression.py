@@ -41,7 +41,7 @@ class TriedK:
 
 
 @dataclass(slots=True)
-class Choice:
+class KController:
     """d / k of one group, between rounds. With one of `compressions` there is nothing to choose."""
 
     compressions: tuple[int, ...]
@@ -56,10 +56,10 @@ class Choice:
     tried: dict[int, TriedK] = field(default_factory=dict)
 
     @staticmethod
-    def of(manifest: Manifest) -> "Choice":
-        """Return the choice of a group that begins."""
+    def of(manifest: Manifest) -> "KController":
+        """Return the controller of a group that begins."""
         start = min(manifest.compressions, key=lambda each: abs(each - START))
-        return Choice(manifest.compressions, manifest.inner.microbatches, manifest.inner.overlap > 0, start)
+        return KController(manifest.compressions, manifest.inner.microbatches, manifest.inner.overlap > 0, start)
 
     def note(self, seconds: float, passes: Sequence[float]) -> None:
         """An inner step has ended, `seconds` after it began; `passes` are the seconds that the passes of one

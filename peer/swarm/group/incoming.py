@@ -12,7 +12,7 @@ from protocol.schemas import pipeline_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
+class Expected:
     """A payload that a neighbour has to send next: its number of messages, and how they are read."""
 
     messages: int
@@ -22,28 +22,28 @@ class Due:
 class Incoming:
     """The messages of one neighbour in an inner step. The next one is requested as soon as one is taken."""
 
-    def __init__(self, link: Link, due: Iterable[Due]) -> None:
+    def __init__(self, link: Link, expected: Iterable[Expected]) -> None:
         self.link = link
-        self.due = deque(due)
-        self.came: list[float] = []
+        self.expected = deque(expected)
+        self.arrival_times: list[float] = []
         """The time at which each payload was complete, by the loop's clock."""
         self.tasks = Children()
         self.task: asyncio.Task[Any] | None = None
         self._ask()
 
     @property
-    def here(self) -> bool:
+    def ready(self) -> bool:
         """Whether the next is, or the news that none will be."""
         return self.task is not None and self.task.done()
 
     @property
-    def over(self) -> bool:
+    def failed(self) -> bool:
         """Whether nothing more comes: the neighbour is gone, or broke the protocol, as `take` says."""
         return self.task is not None and self.task.done() and self.task.exception() is not None
 
-    def expect(self, due: Iterable[Due]) -> None:
+    def expect(self, expected: Iterable[Expected]) -> None:
         """Expect further payloads of the step."""
-        self.due.extend(due)
+        self.expected.extend(expected)
         if self.task is None:
             self._ask()
 
@@ -55,9 +55,9 @@ class Incoming:
             BreachError: it broke the protocol.
         """
         assert self.task is not None
-        said = self.task.result()
+        payload = self.task.result()
         self._ask()
-        return said
+        return payload
 
     async def next(self) -> Any:
         """The next, once it is here.
@@ -74,17 +74,21 @@ class Incoming:
             self.task.exception()  # nobody asked for it
 
     def _ask(self) -> None:
-        self.task = self.tasks.spawn(self._next(self.due.popleft())) if self.due else None
+        self.task = self.tasks.spawn(self._next(self.expected.popleft())) if self.expected else None
 
-    async def _next(self, due: Due) -> Any:
-        messages = [await self.link.receive() for _ in range(due.messages)]
-        self.came.append(asyncio.get_running_loop().time())
+    async def _next(self, payload: Expected) -> Any:
+        messages = [await self.link.receive() for _ in range(payload.messages)]
+        self.arrival_times.append(asyncio.get_running_loop().time())
         with self.link.blamed():
-            return await asyncio.to_thread(due.read, messages)
+            return await asyncio.to_thread(payload.read, messages)
 
 
 async def wait_for_any(*neighbours: Incoming | None) -> None:
     """Wait until one of these neighbours has sent something that had not arrived."""
-    coming = [each.task for each in neighbours if each is not None and each.task is not None and not each.here]
+    coming = [
+        neighbour.task
+        for neighbour in neighbours
+        if neighbour is not None and neighbour.task is not None and not neighbour.ready
+    ]
     if coming:
         await asyncio.wait(coming, return_when=asyncio.FIRST_COMPLETED)

@@ -26,7 +26,7 @@ from peer.data.batches import Batch
 from peer.model.number_format import from_bytes, to_bytes
 from peer.network.group import Link
 from peer.optim.inner import clip_factor, place_in_run, stage_clip_factor
-from peer.swarm.group.incoming import Due, Incoming, wait_for_any
+from peer.swarm.group.incoming import Expected, Incoming, wait_for_any
 from peer.swarm.group.spot_checks import Received
 from peer.torch_thread import TorchThread
 from protocol.clock import monotonic
@@ -132,7 +132,7 @@ class PipelineStage:
         self.norms = outcome.sums.squared_norms if manifest.inner.clips_by_others else ()
         self.speed = self.rules.sequences * manifest.model.context / passes
         if current.behind is not None and current.sent is not None:
-            trip = current.behind.came[0] - current.sent
+            trip = current.behind.arrival_times[0] - current.sent
             self.depth = depth_for(trip, passes, self.trainer.index, manifest.replicas.stages, self.room)
         return outcome
 
@@ -175,13 +175,13 @@ class StepInHand:
         self.todo, n = self._schedule(), manifest.inner.microbatches
         self.before: Incoming | None = None
         if here.upstream is not None:
-            end = Due(1, lambda messages: unpack_end(messages[0], round, step, manifest.replicas.stages))
-            self.before = Incoming(here.upstream, [*map(self._forward_due, range(here.begun, n)), end])
+            end = Expected(1, lambda messages: unpack_end(messages[0], round, step, manifest.replicas.stages))
+            self.before = Incoming(here.upstream, [*map(self._expected_forward, range(here.begun, n)), end])
         self.behind: Incoming | None = None
         if here.downstream is not None:
             behind = manifest.replicas.stages - 1 - stage
-            sums = Due(1, lambda messages: unpack_sums(messages[0], round, step, behind))
-            self.behind = Incoming(here.downstream, [*map(self._backward_due, range(n)), sums])
+            sums = Expected(1, lambda messages: unpack_sums(messages[0], round, step, behind))
+            self.behind = Incoming(here.downstream, [*map(self._expected_backward, range(n)), sums])
         self.losses: list[float] = []
         self.next_batch: Batch | None = None
         self.sent: float | None = None
@@ -199,7 +199,7 @@ class StepInHand:
         while sums is None or not self.todo.done:
             if sums is None and self.todo.summed:
                 seconds, sums = monotonic() - started, await self._sum_up()
-            elif self.todo.asks and (self.source is not None or self._is_here(self.before)):
+            elif self.todo.asks and (self.source is not None or self._is_ready(self.before)):
                 end = await self._end(1.0)
                 await self._go_on(end)
             else:
@@ -261,7 +261,7 @@ class StepInHand:
             self.next_batch = await self.source.batch(1)
         if self.before is not None:
             n = self.todo.microbatches
-            self.before.expect(map(self._forward_due, range(n, n + self.late)))
+            self.before.expect(map(self._expected_forward, range(n, n + self.late)))
 
     async def _next_of(self, incoming: Incoming) -> Any:
         """Wait for a neighbour's next payload, and return it."""
@@ -287,14 +287,14 @@ class StepInHand:
 
     async def _pass_next(self) -> None:
         """The next pass; or wait until a neighbour has sent something, if there is none to be done."""
-        match self.todo.next(self._is_here(self.before), self._is_here(self.behind)):
+        match self.todo.next(self._is_ready(self.before), self._is_ready(self.behind)):
             case Forward(microbatch):
                 await self._forward(microbatch)
             case Backward(microbatch):
                 await self._backward(microbatch)
             case None:
                 for incoming in (self.before, self.behind):
-                    if incoming is not None and incoming.over:
+                    if incoming is not None and incoming.failed:
                         incoming.take()  # the step cannot end: whoever waits for this stage is to learn it
                 upstream = isinstance(self.todo.due, Forward)
                 with self._waiting_for(self.here.upstream if upstream else self.here.downstream):
@@ -344,7 +344,7 @@ class StepInHand:
         yield
         self.here.seconds[number] = self.here.seconds.get(number, 0.0) + monotonic() - begun
 
-    # What is due
+    # What is expected
 
     def _schedule(self) -> Schedule:
         here, stages = self.here, self.manifest.replicas.stages
@@ -357,18 +357,18 @@ class StepInHand:
         steps, number = divmod(microbatch, self.todo.microbatches)
         return FramePosition(self.round, self.step + steps, number)
 
-    def _forward_due(self, microbatch: int) -> Due:
+    def _expected_forward(self, microbatch: int) -> Expected:
         rules, place, digest = self.here.rules, self._place(microbatch), self.here.embedding_digest
-        return Due(rules.activations.messages, lambda messages: unpack_forward(messages, rules, place, digest))
+        return Expected(rules.activations.messages, lambda messages: unpack_forward(messages, rules, place, digest))
 
-    def _backward_due(self, microbatch: int) -> Due:
+    def _expected_backward(self, microbatch: int) -> Expected:
         rules, place = self.here.rules, self._place(microbatch)
-        return Due(rules.gradients.messages, lambda messages: unpack_backward(messages, rules, place))
+        return Expected(rules.gradients.messages, lambda messages: unpack_backward(messages, rules, place))
 
     @staticmethod
-    def _is_here(incoming: Incoming | None) -> bool:
+    def _is_ready(incoming: Incoming | None) -> bool:
         """Whether a pass need not wait for a neighbour."""
-        return incoming is None or incoming.here
+        return incoming is None or incoming.ready
 
 
 def send(link: Link, frame: ForwardFrame | BackwardFrame, rules: FrameRules) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from peer.network.duplex import BreachError
 from peer.swarm import waits
 from peer.swarm.group.agreement import Agreement, SilentError
-from peer.swarm.group.compression import Choice
+from peer.swarm.group.compression import KController
 from peer.swarm.group.plan import better_group
 from peer.swarm.group.seats import GroupSeats, pause_before_regrouping
 from peer.swarm.group.slow_members import SlowMembers
@@ -37,12 +37,12 @@ REGROUP_ROUNDS = 4
 
 @dataclass(slots=True)
 class ServedStage:
-    """One stage, and who sits beside it. `reader` and `choice` are the first stage's."""
+    """One stage, and who sits beside it. `reader` and `k_controller` are the first stage's."""
 
     here: StageRound
     seats: GroupSeats
     reader: Reader | None = None
-    choice: Choice | None = None
+    k_controller: KController | None = None
     agreement: Agreement = field(init=False)
     slow_members: SlowMembers = field(init=False)
     offer: OfferFrame | None = None
@@ -52,7 +52,7 @@ class ServedStage:
 
     def __post_init__(self) -> None:
         """No group has formed."""
-        self.agreement = Agreement(self.here, self.seats, self.choice)
+        self.agreement = Agreement(self.here, self.seats, self.k_controller)
         self.slow_members = SlowMembers(self.outer, self.seats)
 
     @property
@@ -72,7 +72,7 @@ class ServedStage:
     async def serve(self) -> None:
         """Train in one group after another, until the run is over or this peer leaves."""
         self.here.overdue, failures = self._watch, 0
-        await self.here.take_up()
+        await self.here.resume_from_checkpoint()
         while self.is_first and self.outer.contributed and not self._ends:
             await self.here.finish()  # without doing a round twice
         self.seats.open = True
@@ -231,8 +231,8 @@ class ServedStage:
                 self.slow_members.require_quick()
                 outcome = await stage_round.step(source)
                 checks.step_taken(stage_round.steps)
-                if self.choice is not None:
-                    self.choice.note(outcome.seconds, outcome.sums.passes)
+                if self.k_controller is not None:
+                    self.k_controller.note(outcome.seconds, outcome.sums.passes)
                 last = outcome.last
                 if stage_round.times is not None and self.offer is not None:
                     self.slow_members.step_taken(self.offer, stage_round.step_kind, stage_round.times)
@@ -272,8 +272,8 @@ class ServedStage:
         """Contribute, finish the round, and see whether groups change members."""
         round = self.here.round or self.outer.clock
         better = self._better_group(round)
-        if self.choice is not None and (chosen := self.choice.decide()):
-            self.outer.emit(CompressionChosen(self.choice.current, chosen))
+        if self.k_controller is not None and (chosen := self.k_controller.decide()):
+            self.outer.emit(CompressionChosen(self.k_controller.current, chosen))
         await self.agreement.finish(round)
         if better is not None and not self._ends:
             await self._regroup(better)

@@ -124,7 +124,7 @@ class SpotChecking:
     tasks: asyncio.TaskGroup
     doubted: set[int] = field(default_factory=set)
     """The microbatches that some stage of the group has asked all to check."""
-    doubts_heard: Counter[PeerId] = field(default_factory=Counter)
+    doubts_received: Counter[PeerId] = field(default_factory=Counter)
     """The number of doubts that each neighbour has sent."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -135,7 +135,7 @@ class SpotChecking:
         """Hear of others' doubts from now on."""
         self.check_after = random.randint(1, max(1, int(CHECK_WITHIN * self.outer.manifest.inner.steps)))
         for link in self._links:
-            link.aside = partial(self._hear, link)
+            link.aside = partial(self._on_doubt, link)
 
     @property
     def _links(self) -> list[Link]:
@@ -156,9 +156,9 @@ class SpotChecking:
         kept = list(self.received.passes)
         is_due = steps == self.check_after and kept and self._links
         if is_due and random.random() < chance_of_check(self.outer.manifest):
-            self.tasks.create_task(self._check(random.choice(kept), is_doubted=False))
+            self.tasks.create_task(self._check_until_answered(random.choice(kept), is_doubted=False))
 
-    async def _check(self, number: int, is_doubted: bool) -> None:
+    async def _check_until_answered(self, number: int, is_doubted: bool) -> None:
         """Have a microbatch computed again, and if a neighbour sent what is false, hold it to account."""
         answer = await self._ask(number)
         while answer is None and number in self.received.passes and not self.over:
@@ -170,8 +170,8 @@ class SpotChecking:
         link = self.upstream if kind == "activations" else self.downstream
         if kind is not None and link is not None:
             if number not in self.doubted:
-                self._doubt(number)
-            await self._hold_to_account(link, kind, number, answer)
+                self._send_doubt(number)
+            await self._blame_sender(link, kind, number, answer)
 
     async def _pause(self, seconds: float) -> None:
         """Wait for a while, or until the inner loop is over."""
@@ -189,7 +189,7 @@ class SpotChecking:
             asked = replace(asked, neighbours=tuple(link.peer for link in self._links))
             return await ask(asked, self.outer.reconciler)
 
-    async def _hold_to_account(self, link: Link, kind: PayloadKind, number: int, first: Likeness) -> None:
+    async def _blame_sender(self, link: Link, kind: PayloadKind, number: int, first: Likeness) -> None:
         """Find out who is to blame for false payloads of a microbatch that a neighbour sent, and end the group.
 
         `first` is the observer's first answer; it is asked again every `AGAIN_SECONDS`, as the neighbour has its own
@@ -234,14 +234,14 @@ class SpotChecking:
 
     # Doubts
 
-    def _doubt(self, number: int, heard_from: Link | None = None) -> None:
+    def _send_doubt(self, number: int, source: Link | None = None) -> None:
         """Ask the others of the group to check a microbatch, too."""
         self.doubted.add(number)
         for link in self._links:
-            if link is not heard_from:
+            if link is not source:
                 link.send(pack_doubt(FramePosition(self.round, 0, number)))
 
-    def _hear(self, link: Link, message: pb.Frame) -> bool:
+    def _on_doubt(self, link: Link, message: pb.Frame) -> bool:
         """Take a doubt that a neighbour tells or passes on: one of each stage behind the link, as each checks one
         microbatch. Returns whether the message is one."""
         if not is_doubt(message):
@@ -250,8 +250,12 @@ class SpotChecking:
         is_known = position.round != self.round or position.step > 0 or number in self.doubted
         stage, manifest = self.received.stage, self.outer.manifest
         most = stage if link is self.upstream else manifest.replicas.stages - 1 - stage
-        if not (self.over or is_known) and number < manifest.inner.microbatches and self.doubts_heard[link.peer] < most:
-            self.doubts_heard[link.peer] += 1
-            self._doubt(number, heard_from=link)
-            self.tasks.create_task(self._check(number, is_doubted=True))
+        if (
+            not (self.over or is_known)
+            and number < manifest.inner.microbatches
+            and self.doubts_received[link.peer] < most
+        ):
+            self.doubts_received[link.peer] += 1
+            self._send_doubt(number, source=link)
+            self.tasks.create_task(self._check_until_answered(number, is_doubted=True))
         return True

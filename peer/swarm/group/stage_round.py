@@ -10,7 +10,7 @@ from peer.compute.fitting import microbatches_that_fit
 from peer.compute.trainer import StageTrainer
 from peer.data.batches import Batch
 from peer.network.group import Attempt, Link
-from peer.network.receipt_exchange import Earned
+from peer.network.receipt_exchange import ReceiptCollector
 from peer.swarm import waits
 from peer.swarm.group.handover import Handover
 from peer.swarm.group.inner_step import PipelineStage, Source, StepTaken
@@ -54,7 +54,7 @@ class StageRound:
     trainer: StageTrainer
     handover: Handover
     blobs: BlobService
-    earned: Earned
+    receipt_collector: ReceiptCollector
     max_memory: int | None = None
     """Bytes that this peer may use; None: what there is."""
     round: int = 0
@@ -177,7 +177,7 @@ class StageRound:
         beside = (self.pipeline.upstream, self.trainer.index - 1), (self.pipeline.downstream, self.trainer.index + 1)
         for each, stage in beside:
             if each is not None:
-                self.earned.seen.exchange(self.round, each.peer, stage, self.attempt)
+                self.receipt_collector.seen.exchange(self.round, each.peer, stage, self.attempt)
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
@@ -211,7 +211,7 @@ class StageRound:
         if self.pipeline is not None:
             await self.pipeline.abandon(reason)
             self.end_steps()
-        self.earned.ask_soon()
+        self.receipt_collector.ask_soon()
 
     def end_steps(self) -> None:
         """The inner loop is over: every frame has arrived, or no step would have ended."""
@@ -233,7 +233,7 @@ class StageRound:
         if not before / (1 + TOLERANCE) <= speed <= before * (1 + TOLERANCE):
             self.outer.discovery.tell(tokens_per_second=rounded_speed(speed))
 
-    async def take_up(self) -> None:
+    async def resume_from_checkpoint(self) -> None:
         """Go on as this peer's folder has it, with the optimizer's state."""
         await self.outer.followed.torch_thread.run(self.trainer.load_optimizer, self.outer.optimizer)
         await self.handover.settle()
@@ -258,7 +258,7 @@ class StageRound:
         if counts := await finish_round(self.outer, round):
             self.outer.emit(self._done(round, steps, counts))
             self.started = monotonic()  # of the next round, where this peer only follows it
-            self.earned.ask_soon()
+            self.receipt_collector.ask_soon()
         await agree(self.outer)
 
     async def finish_up_to(self, round: int, first: PeerId, is_lost: Callable[[], bool]) -> None:

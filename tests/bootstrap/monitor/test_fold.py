@@ -13,16 +13,16 @@ from protocol.identity import PeerId, RunId
 from protocol.monitor import (
     MOST_LINES,
     ContributionOut,
-    Going,
     GroupJoined,
     GroupLost,
+    LoggedEvent,
     LossFound,
     NotAwaited,
-    Noted,
+    PeerDeparture,
     PeerView,
+    ReportedEvent,
     RoundEnded,
     StepReport,
-    Told,
 )
 from protocol.patience import CUT_STREAM_SECONDS, LOST_PEER_SECONDS
 from protocol.trust.records import PeerRecord
@@ -61,7 +61,7 @@ class Scene:
     def sync(self) -> None:
         self.fold.see_records(self.records.values(), self.now)
 
-    def tells(self, peer: PeerId, *happened: Told, **fields: Any) -> None:
+    def tells(self, peer: PeerId, *happened: ReportedEvent, **fields: Any) -> None:
         self.fold.hear(peer, StepReport(happened=list(happened), **fields), self.now)
 
     def ends(self, peer: PeerId, round: int, steps: int = 3, **fields: Any) -> None:
@@ -212,7 +212,7 @@ def test_who_is_silent_for_some_heartbeats_is_lost_and_later_forgotten():
 def test_who_goes_says_why(how: str, state: str):
     scene = Scene(MEMBER)
     scene.later(1)
-    scene.tells(MEMBER, Going(name="Left", how=how, why="quiet hours"))
+    scene.tells(MEMBER, PeerDeparture(name="Left", how=how, why="quiet hours"))
     assert scene.state(MEMBER) == (state, "quiet hours")
     scene.fold.begin(MEMBER, scene.now)
     assert scene.state(MEMBER)[0] == "waiting"
@@ -325,9 +325,9 @@ def test_bytes_are_compared_with_what_they_would_be_uncompressed():
 
 def test_one_peer_does_not_fill_the_log():
     scene = Scene(LEADER, CENTER)
-    scene.tells(CENTER, Noted(name="Refused", words="something of the center's"))
+    scene.tells(CENTER, LoggedEvent(name="Refused", words="something of the center's"))
     for number in range(1000):
-        scene.tells(LEADER, Noted(name="Refused", words=f"spam {number}"))
+        scene.tells(LEADER, LoggedEvent(name="Refused", words=f"spam {number}"))
     words = [line.words for line in scene.fold.view(scene.now).log]
     assert "something of the center's" in words
     assert len(words) <= 21
@@ -384,7 +384,7 @@ TOLD = st.one_of(
     st.builds(GroupLost, **COMMON, replica=NAMES, why=st.text(max_size=5)),
     st.builds(ContributionOut, **COMMON, steps=st.integers(0, 2**31 - 1)),
     st.builds(NotAwaited, **COMMON, peers=st.lists(NAMES, max_size=5), why=st.text(max_size=5)),
-    st.builds(Going, **COMMON, how=st.sampled_from(["leaving", "paused", "gone"]), why=st.text(max_size=5)),
+    st.builds(PeerDeparture, **COMMON, how=st.sampled_from(["leaving", "paused", "gone"]), why=st.text(max_size=5)),
 )
 BATCHES = st.builds(
     StepReport,

@@ -5,7 +5,14 @@ import pytest
 from bootstrap.monitor.fold import Fold
 from bootstrap.monitor.peers import Peer
 from bootstrap.monitor.rounds import Round
-from bootstrap.monitor.run_state import BROKEN_SECONDS, STALLED_SECONDS, STALLED_TIMES, Found, missing_peers, run_state
+from bootstrap.monitor.run_state import (
+    BROKEN_SECONDS,
+    STALLED_SECONDS,
+    STALLED_TIMES,
+    RunStatus,
+    missing_peers,
+    run_state,
+)
 from protocol.identity import PeerId, RunId
 from protocol.monitor import GroupJoined, GroupLost, StepReport
 from protocol.outer.phases import RunPhase
@@ -17,7 +24,7 @@ from tests.reference.small_manifest import small_manifest
 MANIFEST = small_manifest(
     model={"layers": 2}, replicas={"groups": 2, "datacenters": 1, "stages": 2}, outer={"rounds": 50}
 )
-TRAINED = Found("training", "", 900.0)
+TRAINED = RunStatus("training", "", 900.0)
 NOW = 10_000.0
 
 
@@ -29,8 +36,8 @@ def peer(name: str, role: str, stage: int = 0, gone: bool = False) -> Peer:
 
 
 def found(
-    rounds: list[Round], before: Found = TRAINED, alone: float | None = None, over: bool = False, *there: Peer
-) -> Found:
+    rounds: list[Round], before: RunStatus = TRAINED, alone: float | None = None, over: bool = False, *there: Peer
+) -> RunStatus:
     return run_state(MANIFEST, there, [], rounds, before, alone, over, NOW)
 
 
@@ -50,11 +57,11 @@ def test_who_is_missing_is_said_with_how_many_there_are():
 
 
 def test_a_run_gathers_until_the_first_inner_step():
-    gathers = Found("gathering", "", 900.0)
+    gathers = RunStatus("gathering", "", 900.0)
     told = Round(1, 900.0, stepped={PeerId("A"): 0})
     assert found([told], gathers).why.startswith("waits for 1 datacenter (0 of 1), 2 volunteers")
     told.stepped[PeerId("A")] = 1
-    assert found([told], gathers) == Found("training", "", NOW)
+    assert found([told], gathers) == RunStatus("training", "", NOW)
     assert found([], TRAINED).state == "training"  # a run does not gather again
 
 
@@ -85,7 +92,7 @@ def test_a_run_whose_first_round_is_long_is_not_stalled():
 
 
 def test_a_run_that_is_over_is_finished_whoever_is_missing():
-    assert found([], TRAINED, NOW - 900, True) == Found("finished", "", NOW)
+    assert found([], TRAINED, NOW - 900, True) == RunStatus("finished", "", NOW)
 
 
 # In the fold
@@ -196,6 +203,6 @@ def test_a_run_is_stalled_for_want_of_a_state_that_nobody_holds():
     why = f"waits for the state of stage 0 after round 3: {LOST}"
     known = MANIFEST, [late, ahead], [], [], TRAINED, None, False, NOW, ""
     since = NOW - BROKEN_SECONDS
-    assert run_state(*known, lost=since) == Found("stalled", why, since)  # type: ignore[arg-type]
+    assert run_state(*known, lost=since) == RunStatus("stalled", why, since)  # type: ignore[arg-type]
     assert run_state(*known, lost=since + 1).state == "training"  # type: ignore[arg-type]
     assert run_state(*known, lost=None).state == "training"  # type: ignore[arg-type]

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from bootstrap.monitor import watch
-from bootstrap.monitor.run_state import Found
+from bootstrap.monitor.run_state import RunStatus
 from bootstrap.monitor.watch import BATCH_BURST, MONITOR_FILE, Monitor
 from protocol.errors import FormatError, RefusedError
 from protocol.identity import PeerId, RunId
-from protocol.monitor import Noted, StepReport, pack_report
+from protocol.monitor import LoggedEvent, StepReport, pack_report
 from protocol.patience import HEARTBEAT_SECONDS
 from protocol.trust.records import PeerRecord
 from tests.reference.small_manifest import small_manifest
@@ -24,7 +24,7 @@ def monitor(folder: Path | None = None, run: RunId = RUN) -> Monitor:
 
 
 def telling(words: str) -> bytes:
-    return pack_report(StepReport(round=1, happened=[Noted(name="Refused", words=words)]))
+    return pack_report(StepReport(round=1, happened=[LoggedEvent(name="Refused", words=words)]))
 
 
 def test_a_peer_that_tells_too_often_waits_and_others_do_not():
@@ -80,7 +80,7 @@ def test_a_node_that_comes_back_knows_what_it_knew(tmp_path: Path, monkeypatch: 
 
 def test_the_state_of_the_run_is_kept(tmp_path: Path):
     made = monitor(tmp_path)
-    made.fold.state = Found("stalled", "no replica is complete", 77.0)
+    made.fold.state = RunStatus("stalled", "no replica is complete", 77.0)
     made.write(True, made._to_keep()[1])
     view = monitor(tmp_path).view()
     assert (view.state, view.state_why, view.state_since) == ("stalled", "no replica is complete", 77.0)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bootstrap.monitor.run_state import Found
+from bootstrap.monitor.run_state import RunStatus
 from peer.cli.bootstrap import is_muon_alone, tell_state
 from peer.telemetry.events import Event, Progress
 from protocol.manifest import check_manifest
@@ -19,7 +19,7 @@ GATHERING = "waits for 1 datacenter (0 of 1)"
 class Seen:
     """A monitor whose run has a state, and which says that it has changed."""
 
-    run_state: Found
+    run_state: RunStatus
     news: Notifier = field(default_factory=Notifier)
 
     async def until_changed(self, seconds: float) -> None:
@@ -32,7 +32,7 @@ def test_the_operator_is_told_each_state_and_reason_once_and_from_when_the_node_
     async def scene() -> None:
         up: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         stop, heard = asyncio.Event(), Notifier()
-        monitor = Seen(Found("gathering", GATHERING, 0.0))
+        monitor = Seen(RunStatus("gathering", GATHERING, 0.0))
 
         def emit(event: Event) -> None:
             told.append(event)
@@ -44,7 +44,7 @@ def test_the_operator_is_told_each_state_and_reason_once_and_from_when_the_node_
             assert not told
             up.set_result(None)
             for count, found in enumerate(
-                (monitor.run_state, Found("training", "", 1.0), Found("finished", "", 2.0)), 1
+                (monitor.run_state, RunStatus("training", "", 1.0), RunStatus("finished", "", 2.0)), 1
             ):
                 monitor.run_state = found
                 monitor.news.ring()
@@ -67,7 +67,7 @@ def test_a_node_that_is_stopped_before_it_is_up_tells_nothing_and_ends():
         stop.set()
         up: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         async with asyncio.timeout(10):
-            await tell_state(Seen(Found("gathering", "", 0.0)), lambda event: None, up, stop)  # type: ignore[arg-type]
+            await tell_state(Seen(RunStatus("gathering", "", 0.0)), lambda event: None, up, stop)  # type: ignore[arg-type]
         assert not up.cancelled()
 
     asyncio.run(scene())

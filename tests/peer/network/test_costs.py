@@ -14,7 +14,7 @@ import peer.network.gossip as wires
 import peer.network.gossip_service as service
 from peer.network import intake
 from peer.network.learning import Learner
-from peer.network.wanted import ENTRY_RETRY_SECONDS, MOST_SOURCES, PassedOver, Wanted
+from peer.network.wanted import ENTRY_RETRY_SECONDS, MOST_SOURCES, SourceBackoff, Wanted
 from protocol.identity import EMBEDDING, Part, PeerId
 from protocol.limits import (
     CALLS_SAVED,
@@ -329,7 +329,7 @@ def test_who_shows_none_of_what_it_has_named_has_broken_the_protocol(tmp_path: P
 
     def watched(wanted: Wanted[Any, Any], *given: Any) -> Any:
         unknown = hear(wanted, *given)
-        most.append((wanted.places.total, len(wanted.asked)))
+        most.append((wanted.places.total, len(wanted.pending)))
         return unknown
 
     async def scene(made: Village) -> None:
@@ -339,7 +339,7 @@ def test_who_shows_none_of_what_it_has_named_has_broken_the_protocol(tmp_path: P
         await until(lambda: bool(avoided(b, liar)))
         await until(lambda: not b.outer.reconciler.learning)
         assert max(most) == (KEYS_ASKED_OF_ONE, KEYS_ASKED_OF_ONE)
-        assert b.intake.fetcher.wanted.asked == {}
+        assert b.intake.fetcher.wanted.pending == {}
         assert b.intake.fetcher.wanted.places.total == 0
         assert "entries that it named" in avoided(b, liar)
 
@@ -352,15 +352,15 @@ def test_who_names_a_few_that_it_does_not_show_is_not_heard_for_longer_each_time
     silent = []
     for _ in range(6):
         assert wanted.hear([1], "liar") == [1]
-        assert wanted.unanswered([1], "liar") == {}
-        wanted.mute.note("liar")
+        assert wanted.reassign([1], "liar") == {}
+        wanted.unresponsive.note("liar")
         begun = now[0]
         while not wanted.hear([2], "liar"):
             now[0] += 0.5
         wanted.forget([2])
         silent.append(now[0] - begun)
     assert silent == [1, 2, 4, 8, 16, 32]
-    assert wanted.asked == {}
+    assert wanted.pending == {}
 
 
 def test_an_entry_that_is_not_shown_is_asked_of_who_else_has_named_it():
@@ -368,7 +368,7 @@ def test_an_entry_that_is_not_shown_is_asked_of_who_else_has_named_it():
     wanted: Wanted[int, str] = Wanted(lambda: now[0])
     assert wanted.hear([1, 2], "liar") == [1, 2]
     assert wanted.hear([1], "honest") == []  # it is asked for already
-    assert wanted.unanswered([1, 2], "liar") == {"honest": [1]}
+    assert wanted.reassign([1, 2], "liar") == {"honest": [1]}
     assert wanted.want(1, "honest")
     assert wanted.sources == {1: ["honest"]}
     assert wanted.places.total == 0
@@ -434,7 +434,7 @@ def test_an_answer_to_a_comparison_that_names_too_much_is_a_breach(tmp_path: Pat
         monkeypatch.setattr(service, "some_named", lambda keys: dict([*keys.items()][:1]))
         await b.outer.reconciler.compare(liar.outer.discovery.record)
         assert f"{KEYS_NAMED + 1} keys" in avoided(b, liar)
-        assert b.intake.fetcher.wanted.asked == {}
+        assert b.intake.fetcher.wanted.pending == {}
 
     play(tmp_path, scene)
 
@@ -525,7 +525,7 @@ def test_checks_take_turns_by_source_and_leave_the_loop_its_time():
 
 def test_who_does_it_again_is_passed_over_for_longer_and_doing_well_is_forgiven_slowly():
     now = [0.0]
-    passed: PassedOver[str] = PassedOver(10.0, 100.0, lambda: now[0])
+    passed: SourceBackoff[str] = SourceBackoff(10.0, 100.0, lambda: now[0])
     passed.note("a")
     assert "a" in passed
     assert "b" not in passed

@@ -50,7 +50,7 @@ def test_beside_strangers_who_give_nothing_one_that_has_given_something_is_tried
     if heard_before:
         wanted.hear([1], "proven")
         assert wanted.choose(Random(1)) is None
-    wanted.doubt(1)
+    wanted.retry_elsewhere(1)
     wanted.hear([1], "another stranger")
     if not heard_before:
         assert wanted.choose(Random(1)) is None
@@ -154,7 +154,7 @@ def test_when_a_stranger_that_was_doubted_fails_another_stranger_is_tried():
     wanted = wanting(1, "stranger", "another")
     wanted.speeds["proven"] = 1e6
     key, first = wanted.choose(Random(1))
-    wanted.doubt(key)
+    wanted.retry_elsewhere(key)
     assert wanted.choose(Random(1)) is None  # nobody proven has it
     assert wanted.failed(key, first)
     choice = wanted.choose(Random(1))

@@ -11,7 +11,13 @@ import pytest
 
 import peer.network.receipt_exchange as signing
 from peer.network.group import Attempt
-from peer.network.receipt_exchange import RECEIPT_ATTEMPTS, RECEIPT_ROUNDS_KEPT, ROUNDS_ASKED, Earned, SeenWork
+from peer.network.receipt_exchange import (
+    RECEIPT_ATTEMPTS,
+    RECEIPT_ROUNDS_KEPT,
+    ROUNDS_ASKED,
+    ReceiptCollector,
+    SeenWork,
+)
 from peer.store.receipt_file import KeptReceipts
 from peer.telemetry.decisions import Recalled
 from peer.telemetry.events import Credited, Event, Progress, Refused
@@ -45,12 +51,12 @@ def exchange(leader: LoopbackPeer, member: LoopbackPeer, round: int, steps: int 
     """Inner steps that both took."""
     which = Attempt(ReplicaId(leader.id), attempt)
     for _ in range(steps):
-        leader.earned.seen.exchange(round, PeerId(member.id), 1, which)
-        member.earned.seen.exchange(round, PeerId(leader.id), 0, which)
+        leader.receipt_collector.seen.exchange(round, PeerId(member.id), 1, which)
+        member.receipt_collector.seen.exchange(round, PeerId(leader.id), 0, which)
 
 
 def kept(peer: LoopbackPeer) -> list[Work]:
-    return list(peer.earned.kept.read())
+    return list(peer.receipt_collector.kept.read())
 
 
 def credited(peer: LoopbackPeer) -> list[Credited]:
@@ -62,7 +68,7 @@ def test_neighbours_sign_what_both_have_seen(tmp_path: Path):
         async with group(tmp_path) as (_, leader, member):
             exchange(leader, member, 1, steps=3)
             for asker, other in ((leader, member), (member, leader)):
-                assert await asker.earned.ask() == []
+                assert await asker.receipt_collector.ask() == []
                 (work,) = kept(asker)
                 assert (work.signer, work.receiver, work.replica) == (other.id, asker.id, leader.id)
                 assert work.forward == work.backward == 3 * STEP
@@ -77,8 +83,8 @@ def test_a_later_receipt_replaces_the_earlier_and_nothing_new_is_not_asked_for(t
         async with group(tmp_path) as (_, leader, member):
             for attempt in (1, 2):
                 exchange(leader, member, 4, attempt=attempt)
-                await member.earned.ask()
-                await member.earned.ask()
+                await member.receipt_collector.ask()
+                await member.receipt_collector.ask()
             assert [work.attempts for work in kept(member)] == [1, 2]
             (credit,) = by_round(kept(member))
             assert credit.tokens == 2 * MANIFEST.tokens_per_step
@@ -91,10 +97,10 @@ def test_a_neighbour_that_has_seen_less_yet_is_asked_again(tmp_path: Path):
     async def story() -> None:
         async with group(tmp_path) as (_, leader, member):
             exchange(leader, member, 1)
-            leader.earned.seen.exchange(1, PeerId(member.id), 1, Attempt(ReplicaId(leader.id), 1))
-            assert await leader.earned.ask() == [(member.id, 1)]
-            member.earned.seen.exchange(1, PeerId(leader.id), 0, Attempt(ReplicaId(leader.id), 1))
-            assert await leader.earned.ask([(PeerId(member.id), 1)]) == []
+            leader.receipt_collector.seen.exchange(1, PeerId(member.id), 1, Attempt(ReplicaId(leader.id), 1))
+            assert await leader.receipt_collector.ask() == [(member.id, 1)]
+            member.receipt_collector.seen.exchange(1, PeerId(leader.id), 0, Attempt(ReplicaId(leader.id), 1))
+            assert await leader.receipt_collector.ask([(PeerId(member.id), 1)]) == []
             assert by_round(kept(leader))[0].tokens == 2 * MANIFEST.tokens_per_step
 
     run(story())
@@ -103,9 +109,9 @@ def test_a_neighbour_that_has_seen_less_yet_is_asked_again(tmp_path: Path):
 def test_who_never_signs_is_asked_a_few_times_and_not_blamed(tmp_path: Path):
     async def story() -> None:
         async with group(tmp_path) as (_, leader, member):
-            leader.earned.seen.exchange(1, PeerId(member.id), 1, Attempt(ReplicaId(leader.id), 1))
+            leader.receipt_collector.seen.exchange(1, PeerId(member.id), 1, Attempt(ReplicaId(leader.id), 1))
             asked = 0
-            while await leader.earned.ask():
+            while await leader.receipt_collector.ask():
                 asked += 1
             assert asked == RECEIPT_ATTEMPTS - 1
             assert kept(leader) == []
@@ -118,11 +124,11 @@ def test_who_starts_again_adds_to_what_was_signed_before(tmp_path: Path):
     async def story() -> None:
         async with group(tmp_path) as (_, leader, member):
             exchange(leader, member, 1, steps=2)
-            await member.earned.ask()
-            seen = leader.earned.seen
+            await member.receipt_collector.ask()
+            seen = leader.receipt_collector.seen
             seen.work, seen.since = {}, seen.since + 1  # as in a new process
             exchange(leader, member, 1, steps=1)
-            await member.earned.ask()
+            await member.receipt_collector.ask()
             (credit,) = by_round(kept(member))
             assert credit.tokens == 3 * MANIFEST.tokens_per_step
 
@@ -133,17 +139,17 @@ def test_a_peer_that_starts_again_remembers_what_it_has_and_asks_for_the_rest(tm
     async def story() -> None:
         async with group(tmp_path) as (_, leader, member):
             exchange(leader, member, 1, steps=2)
-            await member.earned.ask()
-            before, told = member.earned, asyncio.Event()
+            await member.receipt_collector.ask()
+            before, told = member.receipt_collector, asyncio.Event()
 
             def emit(event: Event) -> None:
                 member.said.append(event)
                 told.set()
 
-            again = Earned(SeenWork(member.signer, MANIFEST), before.reconciler, before.kept, emit)
+            again = ReceiptCollector(SeenWork(member.signer, MANIFEST), before.reconciler, before.kept, emit)
             (had,) = credited(member)
             asking = asyncio.create_task(again.keep_asking())
-            member.earned = again
+            member.receipt_collector = again
             exchange(leader, member, 1)
             again.ask_soon()
             while len(credited(member)) == 1:
@@ -162,7 +168,7 @@ def test_a_disk_that_errs_costs_receipts_and_nothing_else(tmp_path: Path):
         async with group(tmp_path) as (_, leader, member):
             (tmp_path / "member" / "credit").write_text("in its place")
             exchange(leader, member, 1)
-            await member.earned.ask()
+            await member.receipt_collector.ask()
             said = [event.doing for event in member.said if isinstance(event, Progress)]
             assert len(said) == 1
             assert "cannot keep receipts" in said[0]
@@ -200,7 +206,7 @@ def test_only_the_last_rounds_are_known(tmp_path: Path):
         async with group(tmp_path) as (_, leader, member):
             for round in range(1, RECEIPT_ROUNDS_KEPT + 3):
                 exchange(leader, member, round)
-            assert sorted(leader.earned.seen.work) == list(range(3, RECEIPT_ROUNDS_KEPT + 3))
+            assert sorted(leader.receipt_collector.seen.work) == list(range(3, RECEIPT_ROUNDS_KEPT + 3))
 
     run(story())
 
@@ -215,7 +221,7 @@ def test_a_receipt_that_was_not_asked_for_is_a_breach(tmp_path: Path, monkeypatc
                 return receipts.sign_credit_receipt(signer, replace(receipt, receiver=PeerId(stranger.id)))
 
             monkeypatch.setattr(signing, "sign_credit_receipt", sign_for_another)
-            await member.earned.ask()
+            await member.receipt_collector.ask()
             assert kept(member) == []
             assert [event.peer for event in member.said if isinstance(event, Refused)] == [leader.id]
 
@@ -226,7 +232,7 @@ def test_what_is_kept_verifies_with_the_runs_id_and_operator_alone(tmp_path: Pat
     async def story() -> None:
         async with group(tmp_path) as (made, leader, member):
             exchange(leader, member, 1, steps=2)
-            await leader.earned.ask()
+            await leader.receipt_collector.ask()
             verifier = Verifier(made.authority, PeerId(leader.id), tokens=microbatch_tokens(MANIFEST))
             (line,) = (tmp_path / "leader" / "credit" / "00000000.receipts").read_bytes().splitlines(keepends=True)
             assert verifier.check(receipts.receipt_from_line(line)) == kept(leader)[0]

@@ -25,9 +25,9 @@ from peer.telemetry.status import EventStream, Status
 from protocol.monitor import (
     BATCH_BYTES,
     EndedShort,
-    Going,
+    LoggedEvent,
     NotAwaited,
-    Noted,
+    PeerDeparture,
     RoundEnded,
     StepReport,
     unpack_report,
@@ -223,7 +223,7 @@ def test_decisions_are_told_with_their_reasons():
     assert (went_on.round, went_on.peers, went_on.why) == (2, ["QmMember"], "it is late")
     assert isinstance(ended, EndedShort)
     assert (ended.round, ended.steps, ended.why) == (2, 1, "others wait")
-    assert isinstance(left, Going)
+    assert isinstance(left, PeerDeparture)
     assert (left.how, left.why) == ("leaving", "stopped")
 
 
@@ -241,7 +241,7 @@ def test_what_cannot_be_told_is_forgotten_the_oldest_first():
         tell(teller, Refused("Qm", f"number {number}"))
     assert len(teller.waiting) == MOST_WAITING
     assert teller.left_out == 9 * MOST_WAITING
-    assert isinstance(teller.waiting[-1][1], Noted)
+    assert isinstance(teller.waiting[-1][1], LoggedEvent)
     assert f"number {10 * MOST_WAITING - 1}" in teller.waiting[-1][1].words
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer.swarm.group.compression import MOST_PATIENCE, PATIENCE, SLOW_STRETCH_RATIO, START, Choice, stretch
+from peer.swarm.group.compression import MOST_PATIENCE, PATIENCE, SLOW_STRETCH_RATIO, START, KController, stretch
 from tests.reference.small_manifest import small_manifest
 
 AUTO = small_manifest(model={"d": 64}, replicas={"compression": "auto"})
@@ -23,15 +23,15 @@ class Group:
 
     def __init__(self, link: float, beside: float = 1.0) -> None:
         self.link, self.beside = link, beside
-        self.choice = Choice.of(AUTO)
+        self.k_controller = KController.of(AUTO)
 
     def play(self, rounds: int) -> list[int]:
         """d / k of each of the next rounds."""
         had = []
         for _ in range(rounds):
-            had.append(self.choice.current)
-            self.choice.steps.append(step(self.link, self.choice.current, self.beside))
-            self.choice.decide()
+            had.append(self.k_controller.current)
+            self.k_controller.steps.append(step(self.link, self.k_controller.current, self.beside))
+            self.k_controller.decide()
         return had
 
 
@@ -42,8 +42,8 @@ def best(link: float) -> int:
 
 
 def test_a_group_begins_at_the_papers_ratio_or_the_nearest_that_its_model_has():
-    assert Choice.of(AUTO).current == START
-    assert Choice.of(small_manifest(replicas={"compression": 4})).current == 4
+    assert KController.of(AUTO).current == START
+    assert KController.of(small_manifest(replicas={"compression": 4})).current == 4
 
 
 @given(st.floats(0.1, 500), st.floats(1.0, 3.0))
@@ -83,35 +83,35 @@ def test_what_was_too_much_is_tried_again_later_and_later():
 
 
 def test_a_round_without_an_inner_step_says_nothing_of_the_links():
-    choice = Choice.of(AUTO)
-    assert choice.decide() == ""
-    assert choice.current == START
+    k_controller = KController.of(AUTO)
+    assert k_controller.decide() == ""
+    assert k_controller.current == START
 
 
 def test_one_bad_step_decides_nothing():
-    choice = Choice((8, 16), 4, False, 8)
-    choice.steps = [1.0, 9.0, 1.0]
-    assert choice.decide() == ""
+    k_controller = KController((8, 16), 4, False, 8)
+    k_controller.steps = [1.0, 9.0, 1.0]
+    assert k_controller.decide() == ""
 
 
 def test_it_says_what_it_has_found():
     group = Group(link=8.0)
-    group.choice.steps.append(1.0)
-    assert group.choice.decide() == (
+    group.k_controller.steps.append(1.0)
+    assert group.k_controller.decide() == (
         "k = d/4 from the next round on: to see whether it hides; at d/8 a step took 1.0 times its passes"
     )
-    group.choice.steps.append(2.0)
-    assert group.choice.decide() == (
+    group.k_controller.steps.append(2.0)
+    assert group.k_controller.decide() == (
         "k = d/8 from the next round on: at d/4 a step took 2.0 times its passes, and 1.0 times at d/8"
     )
 
 
 def test_where_the_manifest_says_k_there_is_nothing_to_choose():
-    choice = Choice.of(small_manifest(replicas={"compression": 4}))
+    k_controller = KController.of(small_manifest(replicas={"compression": 4}))
     for each in (1.0, 50.0):
-        choice.steps.append(each)
-        assert choice.decide() == ""
-        assert choice.current == 4
+        k_controller.steps.append(each)
+        assert k_controller.decide() == ""
+        assert k_controller.current == 4
 
 
 def test_a_step_that_never_waits_has_stretch_one():
@@ -129,6 +129,6 @@ def test_a_liar_makes_no_stretch_below_one(passes: list[float]):
 
 
 def test_a_little_more_than_the_passes_is_filling_the_pipeline_and_no_reason_for_a_smaller_k():
-    choice = Choice((8, 16), 4, False, 8)
-    choice.steps.append(SLOW_STRETCH_RATIO)
-    assert choice.decide() == ""
+    k_controller = KController((8, 16), 4, False, 8)
+    k_controller.steps.append(SLOW_STRETCH_RATIO)
+    assert k_controller.decide() == ""

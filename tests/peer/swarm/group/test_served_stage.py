@@ -15,7 +15,7 @@ from peer.network.duplex import BreachError, Duplex
 from peer.network.group import Link
 from peer.swarm.group import agreement
 from peer.swarm.group.agreement import Agreement, SilentError
-from peer.swarm.group.compression import Choice
+from peer.swarm.group.compression import KController
 from peer.swarm.group.seats import GroupSeats
 from peer.swarm.group.served_stage import ServedStage
 from peer.swarm.group.stragglers import StepPace, patience_with
@@ -152,7 +152,7 @@ class Group:
             self.seats.append(seats)
         for one, other in zip(self.seats, self.seats[1:], strict=False):
             one.downstream, other.upstream = joined(one._me.peer_id, other._me.peer_id)
-        first = Choice((4,), 2, False, 4)
+        first = KController((4,), 2, False, 4)
         self.agreements = [
             Agreement(here, seats, None if here.index else first)  # type: ignore[arg-type]
             for here, seats in zip(self.heres, self.seats, strict=True)
