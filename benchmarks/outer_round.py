@@ -143,7 +143,7 @@ async def our_peer(number: int, address: str, rounds: int) -> None:
         generator = torch.Generator().manual_seed(number)
         for round in range(1, rounds + 1):
             moved = {name: torch.randn(shape, generator=generator) * 1e-3 for name, shape in layout.items()}
-            discovery.tell(round=round - 1)
+            discovery.update_record(round=round - 1)
             ledger.advance(round)
             say(ready=True)
             moment = await asyncio.to_thread(hear)

@@ -12,16 +12,16 @@ import torch
 from peer.compute.calibration import warm_up
 from peer.joining import (
     choose_stages,
+    emit_place,
     fetch_needed_files,
     register_here,
     require_given,
     stages_elsewhere,
-    tell_clock,
-    tell_place,
     text_sources,
+    warn_of_clock,
 )
 from peer.network import address_changes
-from peer.network.address_changes import AddressChanges, addresses_told
+from peer.network.address_changes import AddressChanges, address_fields
 from peer.network.admission import Admitted
 from peer.network.attested import Attested
 from peer.network.bans import Bans
@@ -120,7 +120,7 @@ async def joined(
     membership = stored or await register_here(settings, descriptor, identity, choice.stages)
     its_stage = (membership.card.stage,)
     if isinstance(membership, Admitted):
-        tell_clock(membership.clock_ahead, emit)
+        warn_of_clock(membership.clock_ahead, emit)
     space = await asyncio.to_thread(require_given, settings, descriptor, membership.card.stage, device)
     notice = (
         f"this run keeps up to {size(space.needed)} in {settings.directory}, and never more than {size(space.limit)}"
@@ -129,7 +129,7 @@ async def joined(
     moves_to = await asyncio.to_thread(stages_elsewhere, settings, descriptor, membership.card.stage, device)
     async with AsyncExitStack() as opened:  # what is opened last is closed first
         network = await _open(settings, identity, descriptor, membership, opened, emit)
-        network.discovery.tell(moves_to=moves_to)
+        network.discovery.update_record(moves_to=moves_to)
         copies = Copies(network.discovery, network.contacts, emit)
         await copies.require_none()
         record = network.discovery.record
@@ -191,7 +191,7 @@ async def joined(
         await network.gate.serve(network.server, membership.credentials.serving())
         await network.reachability.open(network.reach)
         write_atomically(settings.directory / "ticket", f"{settings.ticket}\n".encode(), 0o600)
-        tell_place(settings, descriptor.manifest, record, choice, emit)
+        emit_place(settings, descriptor.manifest, record, choice, emit)
         reporter.start(network.contacts, partial(node_of, settings.directory))
         yield node
 
@@ -243,7 +243,7 @@ async def _open(
     opened.push_async_callback(gate.close, PEER_GRACE_SECONDS)
     record = PeerRecord(
         peer_id=identity.peer_id,
-        **addresses_told(own_reach, gate.port, dht, settings.relay),
+        **address_fields(own_reach, gate.port, dht, settings.relay),
         role=settings.role,
         stage=place.card.stage,
         slot=place.card.slot,
@@ -341,7 +341,7 @@ def _reconciler(
     attested = Attested(discovery.signer, bans, settings.directory, intake.has_revoked)
     reconciler = Reconciler(manifest, discovery, network.contacts, intake, bans, attested, copies.on_call)
     if isinstance(place, Admitted):
-        attested.hear(place.attestation, place.node.peer_id)
+        attested.receive(place.attestation, place.node.peer_id)
     return reconciler
 
 

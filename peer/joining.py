@@ -308,7 +308,7 @@ def _told_what_fits(settings: PeerSettings, descriptor: Descriptor, device: torc
         ) from None
 
 
-def tell_clock(ahead: float, emit: Listener) -> None:
+def warn_of_clock(ahead: float, emit: Listener) -> None:
     """Warn if this machine's clock is so many seconds `ahead` of the node's (less than 0: behind it) that others refuse
     this peer's records, or it refuses theirs."""
     if abs(ahead) > CLOCK_SLACK_SECONDS:
@@ -316,7 +316,7 @@ def tell_clock(ahead: float, emit: Listener) -> None:
         emit(Warned(f"WARNING: {off}: other peers do not find this one; set it, and look at `hetpeer doctor`"))
 
 
-def tell_place(
+def emit_place(
     settings: PeerSettings, manifest: Manifest, record: PeerRecord, choice: StageChoice, emit: Listener
 ) -> None:
     """Say where this peer is in the run, and why there."""

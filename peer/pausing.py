@@ -63,7 +63,7 @@ class Pauses:
 
     def reason(self) -> str:
         """Return why this peer is to pause now; empty: it is not."""
-        if is_told(self.folder):
+        if is_pause_requested(self.folder):
             return BY_COMMAND
         until = self.quiet.until(self.now().time())
         return f"until {until:%H:%M}, for these are quiet hours" if until is not None else ""
@@ -83,7 +83,7 @@ class Pauses:
             await asyncio.sleep(PAUSE_POLL_SECONDS)
 
 
-def is_told(folder: Path) -> bool:
+def is_pause_requested(folder: Path) -> bool:
     """Whether the peer of this folder has been told to pause."""
     return (folder / MARKER).exists()
 

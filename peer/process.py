@@ -47,7 +47,7 @@ def print_json(event: Event) -> None:
     print(to_line(event), flush=True)
 
 
-async def heard(stdout: asyncio.StreamReader) -> AsyncIterator[Event]:
+async def read_events(stdout: asyncio.StreamReader) -> AsyncIterator[Event]:
     """The events of a child that prints JSON, until its end. `stdout` has the limit `LINE_BYTES`."""
     while True:
         try:

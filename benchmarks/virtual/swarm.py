@@ -11,7 +11,7 @@ import random
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from peer.network.gossip_policy import FANOUT, HEARERS, TELL_SECONDS, compare_seconds, partners, some
+from peer.network.gossip_policy import FANOUT, HEARERS, NEWS_SECONDS, compare_seconds, partners, some
 from peer.network.wanted import Wanted
 from protocol.identity import ContributionName, Part, PeerId
 from protocol.limits import ENTRIES_NAMED
@@ -118,13 +118,13 @@ class Swarm:
             for other in self.chosen(peer, HEARERS):
                 self.network.message(peer.me, other.me, size, self.hear_keys, other, peer, told)
                 self.network.message(other.me, peer.me, self.sizes.call, nothing)
-            self.clock.after(TELL_SECONDS, self.tell, peer)
+            self.clock.after(NEWS_SECONDS, self.tell, peer)
 
     # What it hears
 
     def hear_keys(self, peer: VirtualPeer, source: VirtualPeer, keys: list[int]) -> None:
         """What another holds: ask for what nobody has told yet, and fetch."""
-        unknown = peer.wanted.hear(peer.lacks(keys), source.me)
+        unknown = peer.wanted.add_source(peer.lacks(keys), source.me)
         for at in range(0, len(unknown), ENTRIES_NAMED):
             asked = unknown[at : at + ENTRIES_NAMED]
             size = self.sizes.call + self.sizes.key * len(asked)

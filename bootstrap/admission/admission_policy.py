@@ -31,7 +31,7 @@ class AdmissionPolicy:
     def __post_init__(self) -> None:
         self.revoked = RevokedList(self.folder)
 
-    def hear(self, caller: str, token: bytes) -> None:
+    def count_attempt(self, caller: str, token: bytes) -> None:
         """Count a registration attempt, from the address that gRPC reports.
 
         Raises:

@@ -99,7 +99,7 @@ class RegistrationService(run_pb2_grpc.RunServicer):
         await require_manifest(context, self.descriptor.manifest)
         caller, peer = self.named(context.peer()), PeerId("")
         try:
-            self.admission_policy.hear(caller, request.token)
+            self.admission_policy.count_attempt(caller, request.token)
         except RefusedError as error:
             await refuse(context, str(error))  # and not written down: a flood would push everything else out of the log
         try:

@@ -103,13 +103,13 @@ class Fold:
         self.look(now)
         self.seen = self.seen or any(peer.trains for peer in self.peers.values())
 
-    def hear(self, peer_id: PeerId, batch: StepReport, now: float) -> None:
+    def apply_report(self, peer_id: PeerId, batch: StepReport, now: float) -> None:
         """Take the report of a peer, whose certificate proves that it is this one."""
         peer = self._peer(peer_id, now, known=False)
         if peer is None:
             return
         self.peers.move_to_end(peer_id)
-        peer.hear(batch, now)
+        peer.apply_report(batch, now)
         if peer.trains and (entry := self._round(batch.round, now)) is not None:
             entry.stepped[peer_id] = max(entry.stepped.get(peer_id, 0), batch.step)
         for event in batch.happened:
@@ -121,7 +121,7 @@ class Fold:
         """A peer begins to tell, on a stream of its own."""
         if (peer := self._peer(peer_id, now, known=False)) is not None:
             peer.streams += 1
-            peer.heard, peer.cut, peer.going = now, None, None
+            peer.last_seen, peer.cut, peer.going = now, None, None
 
     def end(self, peer_id: PeerId, now: float) -> None:
         """A stream has ended: who has not said before that it goes, may be lost."""
@@ -142,7 +142,7 @@ class Fold:
                 if strange is None:
                     return None
                 del self.peers[strange.id]
-            peer = self.peers[peer_id] = Peer(peer_id, joined=now, heard=now)
+            peer = self.peers[peer_id] = Peer(peer_id, joined=now, last_seen=now)
         return peer
 
     def _round(self, number: int, now: float) -> Round | None:
@@ -300,7 +300,7 @@ class Fold:
                 if not self.lines.wait_seconds(peer.id, now):
                     kind = peer.state.capitalize()
                     self.log.append(LineView(at=now, kind=kind, words=words, peer=peer.id, round=number))
-            if peer.state in ("gone", "lost") and now - peer.heard > FORGET_SECONDS:
+            if peer.state in ("gone", "lost") and now - peer.last_seen > FORGET_SECONDS:
                 del self.peers[peer.id]
 
     # What people see

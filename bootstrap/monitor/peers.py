@@ -33,11 +33,11 @@ Sample = tuple[float, int, int, int]
 
 @dataclass(slots=True)
 class Peer:
-    """`heard` is its last sign of life, in Unix seconds by the node's clock."""
+    """`last_seen` is its last sign of life, in Unix seconds by the node's clock."""
 
     id: PeerId
     joined: float
-    heard: float
+    last_seen: float
     record: PeerRecord | None = None
     batch: StepReport = field(default_factory=StepReport)
     streams: int = 0
@@ -94,13 +94,13 @@ class Peer:
         if self.record is None:
             self.first = record.round
         at = min(record.sequence / 1000, now)
-        self.record, self.heard = record, max(self.heard, at)
+        self.record, self.last_seen = record, max(self.last_seen, at)
         if self.going is not None and not record.gone and at > self.going_at + CUT_STREAM_SECONDS:
             self.going = None  # it is back, and tells another node
         if not self.streams:
             self.replica = None
 
-    def hear(self, batch: StepReport, now: float) -> None:
+    def apply_report(self, batch: StepReport, now: float) -> None:
         """Take the peer's report; its events are the fold's."""
         if batch.seconds < self.batch.seconds or batch.tokens < self.batch.tokens:
             self.samples.clear()  # a new process
@@ -108,12 +108,14 @@ class Peer:
             self.idle_since = now if self.idle_since is None else self.idle_since
         else:
             self.idle_since = None
-        self.batch, self.heard = batch, now
+        self.batch, self.last_seen = batch, now
         self.samples.append((now, batch.tokens, batch.up, batch.down))
 
     def is_at_work(self, now: float) -> bool:
         """Whether it gives signs of life, and has not waited in vain for long."""
-        return now - self.heard <= AT_WORK_SECONDS and (self.idle_since is None or now - self.idle_since < IDLE_SECONDS)
+        return now - self.last_seen <= AT_WORK_SECONDS and (
+            self.idle_since is None or now - self.idle_since < IDLE_SECONDS
+        )
 
     def rates(self, now: float) -> tuple[float, float, float]:
         """Tokens a second, bytes a second up and down."""
@@ -134,9 +136,9 @@ class Peer:
         goodbye = record is not None and record.gone and not self.streams  # who is back tells before its record is read
         if goodbye or (going is not None and going.how == "gone"):
             return "gone", going.why if going is not None else "it has said goodbye"
-        if self.cut is not None and not self.streams and self.heard <= self.cut < now - CUT_STREAM_SECONDS:
+        if self.cut is not None and not self.streams and self.last_seen <= self.cut < now - CUT_STREAM_SECONDS:
             return "lost", "its connection broke without a goodbye, and it has said nothing since"
-        if now - self.heard > LOST_PEER_SECONDS:
+        if now - self.last_seen > LOST_PEER_SECONDS:
             return "lost", f"nothing was heard of it for {LOST_PEER_SECONDS:.0f} s"
         if going is not None:
             return "leaving", going.why
@@ -184,7 +186,7 @@ class Peer:
             address=record.address,
             relayed=bool(record.via),
             joined=self.joined,
-            heard=self.heard,
+            heard=self.last_seen,
             credit=self.batch.credit,
             version=self.batch.version,
         )
@@ -202,9 +204,9 @@ def is_over(peers: Iterable[Peer], rounds: int, now: float) -> bool:
 def silent(peer: Peer, now: float, bound: float) -> str:
     """Say that a peer is silent, in words to follow its name, if nothing was heard of it for `bound` seconds; else
     nothing."""
-    if now - peer.heard <= bound and peer.state != "lost":
+    if now - peer.last_seen <= bound and peer.state != "lost":
         return ""
-    minutes, seconds = divmod(int(peer.heard) % 86400, 60)
+    minutes, seconds = divmod(int(peer.last_seen) % 86400, 60)
     return f"has given no sign of life since {minutes // 60:02}:{minutes % 60:02}:{seconds:02} UTC"
 
 

@@ -145,7 +145,7 @@ class Monitor:
         self.fold.begin(peer, self.clock())
         self._ring()
 
-    def hear(self, peer: PeerId, data: bytes) -> None:
+    def receive_report(self, peer: PeerId, data: bytes) -> None:
         """A batch of a peer's.
 
         Raises:
@@ -155,7 +155,7 @@ class Monitor:
         now = self.clock()
         if wait := self.batches.wait_seconds(peer, now):
             raise RefusedError(f"too much is told at once: try again in {math.ceil(wait)} s")
-        self.fold.hear(peer, unpack_report(data), now)
+        self.fold.apply_report(peer, unpack_report(data), now)
         peer_known = self.fold.peers.get(peer)
         if peer_known is not None and (peer_known.record is None or peer_known.done > peer_known.record.round):
             self._outdated.set()
@@ -242,7 +242,7 @@ class MonitorService(monitor_pb2_grpc.MonitorServicer):
         self.monitor.begin(peer)
         try:
             async with Children() as children:
-                reading = children.spawn(self._hear(who, context))
+                reading = children.spawn(self._receive_reports(who, context))
                 await first_of(asyncio.wait((reading,)), self._stopping.wait())
             if not reading.cancelled() and (reason := reading.result()):
                 await refuse(context, reason)
@@ -252,7 +252,7 @@ class MonitorService(monitor_pb2_grpc.MonitorServicer):
             if not self.streams[peer]:
                 del self.streams[peer]
 
-    async def _hear(self, who: Caller, context: Any) -> str:
+    async def _receive_reports(self, who: Caller, context: Any) -> str:
         """Hear all that comes, until the stream ends or breaks. Returns why no more is heard, or empty."""
         with suppress(grpc.aio.BaseError, grpc.aio.AioRpcError):
             while (message := await context.read()) is not EOF:
@@ -261,7 +261,7 @@ class MonitorService(monitor_pb2_grpc.MonitorServicer):
                 if message is NO_MESSAGE:
                     return "bytes that are no message"
                 try:
-                    self.monitor.hear(who.peer, message.batch_json)
+                    self.monitor.receive_report(who.peer, message.batch_json)
                 except (FormatError, RefusedError) as error:
                     return str(error)
         return ""

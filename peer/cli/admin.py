@@ -324,11 +324,11 @@ async def _tell(operator: Operator, here: "Peers", signed: bytes) -> int:
 
     from bootstrap.node import as_operator
     from peer.network.contacts import Contacts
-    from peer.network.gossip import tell_revocation
+    from peer.network.gossip import send_revocation
 
     contacts = Contacts(operator.descriptor.manifest, as_operator(operator.identity, 0.0).credentials)
     try:
-        return sum(await asyncio.gather(*(tell_revocation(peer, signed, contacts) for peer in here)))
+        return sum(await asyncio.gather(*(send_revocation(peer, signed, contacts) for peer in here)))
     finally:
         await contacts.close()
 

@@ -218,7 +218,7 @@ def serve_run(options: BootstrapOptions, terminal: "Terminal") -> int:
             async def work(stop: asyncio.Event) -> None:
                 up: asyncio.Future[Ticket] = asyncio.get_running_loop().create_future()
 
-                def tell(ticket: "Ticket") -> None:
+                def on_up(ticket: "Ticket") -> None:
                     if options.directory is None:
                         remember(ticket)
                     shown = replace(ticket, token=first_token)
@@ -254,13 +254,13 @@ def serve_run(options: BootstrapOptions, terminal: "Terminal") -> int:
                 keeps = options.evaluate or audits or (options.keep_model and options.join is None)
                 monitor = await asyncio.to_thread(Monitor.of, served.manifest, served.run_id, folder)
                 async with asyncio.TaskGroup() as tasks:
-                    tasks.create_task(serve_node(served, folder, where, rights, tell, stop, others, monitor, keeps))
+                    tasks.create_task(serve_node(served, folder, where, rights, on_up, stop, others, monitor, keeps))
                     if dashboard:
                         view = monitor.view
                         page_of = serve_dashboard(dashboard, view, monitor.until_changed, lambda: render(view()), stop)
                         tasks.create_task(page_of)
                     node = Operator(folder, load_or_create(folder), served)
-                    tasks.create_task(tell_state(monitor, terminal.emit, up, stop))
+                    tasks.create_task(emit_state(monitor, terminal.emit, up, stop))
                     if options.evaluate or audits:
                         tasks.create_task(evaluate(node))
                     elif options.keep_model and options.join is None:
@@ -272,7 +272,7 @@ def serve_run(options: BootstrapOptions, terminal: "Terminal") -> int:
     return exit_code_of(terminal.emit, serve)
 
 
-async def tell_state(monitor: "Monitor", emit: "Listener", up: "asyncio.Future[Ticket]", stop: "asyncio.Event") -> None:
+async def emit_state(monitor: "Monitor", emit: "Listener", up: "asyncio.Future[Ticket]", stop: "asyncio.Event") -> None:
     """Tell the operator the run's state and what it waits for, once the node is `up`, and again where either changes:
     in the words in which peers, `hetpeer status` and the dashboard are told it."""
     import asyncio

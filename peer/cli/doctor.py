@@ -254,10 +254,10 @@ def of_stages(
         needed = where_computed(memory_of(manifest, way), device)
         rooms.append(Room(needed, free_memory(device), way.recompute, lacking.words if lacking is not None else ""))
 
-    def tell(stage: int) -> None:
+    def on_stage(stage: int) -> None:
         terminal.emit(Progress(f"computing stage {stage}, for {limit:.0f} s or so"))
 
-    speeds = speed.measure_stages(manifest, device, threads, limit, tell)
+    speeds = speed.measure_stages(manifest, device, threads, limit, on_stage)
     link = network.link_of(around.ways, around.shaken) if around else None
     findings = []
     if around is not None and around.descriptor is not None:

@@ -174,45 +174,45 @@ RunArgument = Annotated[
 
 def pause(ticket: RunArgument = None, directory: PeerFolderOption = None, json: JsonOption = False) -> None:
     """Let the peers of this machine leave their groups in order, and compute and serve nothing until `resume`."""
-    sys.exit(tell_to_pause(ticket, directory, terminal(json)))
+    sys.exit(pause_peers(ticket, directory, terminal(json)))
 
 
 def resume(ticket: RunArgument = None, directory: PeerFolderOption = None, json: JsonOption = False) -> None:
     """Let paused peers go on: they catch up with their run, and train again."""
-    sys.exit(tell_to_resume(ticket, directory, terminal(json)))
+    sys.exit(resume_peers(ticket, directory, terminal(json)))
 
 
-def tell_to_pause(ticket: str | None, directory: Path | None, terminal: "Terminal") -> int:
+def pause_peers(ticket: str | None, directory: Path | None, terminal: "Terminal") -> int:
     """Tell the running peers of a run, or of a folder, to pause; the exit code."""
     from peer import pausing
     from peer.process import exit_code_of
     from peer.store.home import in_use
     from peer.telemetry.events import Progress
 
-    def tell() -> int:
+    def run() -> int:
         for folder in _peers_here(ticket, directory, in_use):
             new = pausing.request_pause(folder)
             words = "pauses as soon as its inner step has ended" if new else "has been told to pause before"
             terminal.emit(Progress(f"the peer in {folder} {words}; `hetpeer resume` lets it go on"))
         return 0
 
-    return exit_code_of(terminal.emit, tell)
+    return exit_code_of(terminal.emit, run)
 
 
-def tell_to_resume(ticket: str | None, directory: Path | None, terminal: "Terminal") -> int:
+def resume_peers(ticket: str | None, directory: Path | None, terminal: "Terminal") -> int:
     """Tell the paused peers of a run, or of a folder, to go on; the exit code."""
     from peer import pausing
     from peer.process import exit_code_of
     from peer.store.home import in_use
     from peer.telemetry.events import Progress
 
-    def tell() -> int:
-        for folder in _peers_here(ticket, directory, lambda each: in_use(each) or pausing.is_told(each)):
+    def run() -> int:
+        for folder in _peers_here(ticket, directory, lambda each: in_use(each) or pausing.is_pause_requested(each)):
             words = "goes on" if pausing.end_pause(folder) else "had not been told to pause"
             terminal.emit(Progress(f"the peer in {folder} {words}"))
         return 0
 
-    return exit_code_of(terminal.emit, tell)
+    return exit_code_of(terminal.emit, run)
 
 
 def _peers_here(ticket: str | None, directory: Path | None, is_meant: Callable[[Path], bool]) -> list[Path]:

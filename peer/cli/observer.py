@@ -16,7 +16,7 @@ from bootstrap.admission.admission_policy import OBSERVER_FOLDER
 from bootstrap.monitor.watch import Monitor
 from peer.cli.admin import Operator, spread
 from peer.planning.memory import Duty, memory_of
-from peer.process import LINE_BYTES, Terminal, heard
+from peer.process import LINE_BYTES, Terminal, read_events
 from peer.store.disk import require_space, space_in
 from peer.telemetry.decisions import Suspected, Tried
 from peer.telemetry.events import Failed, Finished, Listener, Progress, Warned
@@ -89,7 +89,7 @@ async def keep_observer(
         acting: set[asyncio.Task[None]] = set()
 
         async def listen(stdout: asyncio.StreamReader) -> None:
-            async for event in heard(stdout):
+            async for event in read_events(stdout):
                 terminal.emit(Warned(event.message) if holds and isinstance(event, Failed) else event)
                 if isinstance(event, Finished):
                     held()

@@ -256,11 +256,11 @@ async def bring_up_to_date(
             await _catch_up(outer)
             node.leave()
 
-    def tell(event: Event) -> None:
+    def on_event(event: Event) -> None:
         if not isinstance(event, Joined | Failed):
             emit(event)
 
-    await run_until(stop, settings, EventStream([tell]), follow)
+    await run_until(stop, settings, EventStream([on_event]), follow)
     return held_out
 
 

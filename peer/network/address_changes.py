@@ -60,7 +60,7 @@ class AddressChanges:
     discovery: Discovery
     contacts: Contacts
     emit: Listener
-    tell: Callable[[PeerRecord], Coroutine[Any, Any, object]]
+    announce: Callable[[PeerRecord], Coroutine[Any, Any, object]]
     """A function that tells a peer in person what this peer's record says now."""
     tried_at: float = -math.inf
     """The time by `monotonic` when the operator's node was last asked for this peer's outer address."""
@@ -117,7 +117,7 @@ class AddressChanges:
             await self.discovery.dht.move(reach.host, reach.hidden)
             self.reach = reach
             port = self.gate.port
-            self.discovery.tell(**addresses_told(reach, port, self.discovery.dht, self.reachability.relays))
+            self.discovery.update_record(**address_fields(reach, port, self.discovery.dht, self.reachability.relays))
             self.emit(Progress(f"this machine's addresses have changed: this peer is at {reach.address(port)} now"))
             await self.reachability.open(reach)
             await self._announce()
@@ -126,7 +126,7 @@ class AddressChanges:
         """Tell the others where this peer is: its group and some more in person, everybody by the DHT."""
         me, others = self.discovery.record, self.discovery.others()
         for peer in sorted(others, key=lambda peer: not peer.replica or peer.replica != me.replica)[:ANNOUNCED_TO]:
-            self.tasks.spawn(self.tell(peer))
+            self.tasks.spawn(self.announce(peer))
         await self.discovery.publish()
 
     async def _try_out(self) -> None:
@@ -143,11 +143,11 @@ class AddressChanges:
             await self._move(tried)
         elif not tried.hidden and tried.announced != reach.announced:  # a router forwards the port
             self.reach = tried
-            self.discovery.tell(**addresses_told(tried, port, self.discovery.dht, self.reachability.relays))
+            self.discovery.update_record(**address_fields(tried, port, self.discovery.dht, self.reachability.relays))
             await self._announce()
 
 
-def addresses_told(reach: Reach, port: int, dht: Dht, relays: bool) -> dict[str, Any]:
+def address_fields(reach: Reach, port: int, dht: Dht, relays: bool) -> dict[str, Any]:
     """The fields of a peer's record that say how others reach it, where its gRPC server has this port. `relays`: it
     carries streams for others if it can be dialled."""
     fields = {

@@ -255,10 +255,10 @@ async def fetch_files(
         for name in names:
             file = descriptor.file(name)
 
-            def tell(received: int, file: RunFile = file) -> None:
+            def on_received(received: int, file: RunFile = file) -> None:
                 progress(file, received)
 
-            await fetch_file(channel, descriptor.manifest, file, directory, tell, bandwidth)
+            await fetch_file(channel, descriptor.manifest, file, directory, on_received, bandwidth)
 
 
 async def _at_a_node(ticket: Ticket, ask: Callable[[grpc.aio.Channel, Endpoint], Awaitable[Reply]]) -> Reply:

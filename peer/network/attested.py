@@ -55,7 +55,7 @@ class Attested:
         """The round of the newest attestation that stands; 0: there is none."""
         return self.newest.round if self.newest is not None and not self.revoked(self.newest.attester) else 0
 
-    def hear(self, signed: bytes, sender: PeerId) -> None:
+    def receive(self, signed: bytes, sender: PeerId) -> None:
         """Keep an attestation that was passed on, if it is newer than the one here; empty bytes are none."""
         if not signed or signed == self.signed:
             return
@@ -86,10 +86,10 @@ class Attested:
             states = {part: (claim.digest, claim.contributions) for part, claim in last.items()}
             me, authority = self.signer.identity, self.signer.authority
             attestation = Attestation(me.peer_id, round, self.since, states)
-            self.hear(attestations.attest(me, authority, attestation, self.granted), me.peer_id)
+            self.receive(attestations.attest(me, authority, attestation, self.granted), me.peer_id)
         return claims
 
-    def hearsay(self, round: int) -> None:
+    def trust_up_to(self, round: int) -> None:
         """Note that this peer takes others' word of rounds up to this one."""
         self.since = max(self.since, round)
 
@@ -97,7 +97,7 @@ class Attested:
         """Start again from the state after a round. The newest attestation of this peer's own tells up to where it had
         taken others' word; a peer that did not attest does not know that any more."""
         mine = self.newest is not None and self.newest.attester == self.signer.identity.peer_id
-        self.hearsay(self.newest.since if mine and self.newest is not None else folded)
+        self.trust_up_to(self.newest.since if mine and self.newest is not None else folded)
 
     # Judging
 
@@ -106,8 +106,8 @@ class Attested:
         longer than the attester: a peer that has seen the rounds needs nobody's word."""
         if not self.round or self.newest is None or (attested := self.newest.claim(part)) is None:
             return None
-        hearsay = self.newest.since > self.since
-        return None if hearsay and attestations.contradicted(attested, self.mine.get(part, [])) else attested
+        has_seen_less = self.newest.since > self.since
+        return None if has_seen_less and attestations.contradicted(attested, self.mine.get(part, [])) else attested
 
     def believes(self, peer: PeerId, part: Part) -> bool:
         """Whether a peer's word on a part counts: not while the peer claims another past than the attested one."""

@@ -67,10 +67,10 @@ class BlobFetcher:
     holders: OrderedDict[PeerId, PeerRecord] = field(default_factory=OrderedDict)
     bringing: dict[bytes, Bringing] = field(default_factory=dict)
 
-    def hear(self, lacking: list[bytes], peer: PeerRecord) -> list[bytes]:
-        """Hear that a peer holds entries that this one lacks. Returns the keys of those to ask it for."""
+    def add_source(self, lacking: list[bytes], peer: PeerRecord) -> list[bytes]:
+        """Note that a peer holds entries that this one lacks. Returns the keys of those to ask it for."""
         self._note_holder(peer)
-        unknown = self.wanted.hear(lacking, peer.peer_id)
+        unknown = self.wanted.add_source(lacking, peer.peer_id)
         self._go_on()
         return unknown
 

@@ -59,7 +59,7 @@ class Discovery:
         """The register of the run's records in the DHT."""
         return Register(self.signer.authority, self.manifest)
 
-    def tell(self, **changes: object) -> None:
+    def update_record(self, **changes: object) -> None:
         """Change what this peer says of itself from now on."""
         sequence = max(self.record.sequence + 1, int(unix_time() * 1000))
         self.record = self.record.model_copy(update={**changes, "sequence": sequence})
@@ -67,7 +67,7 @@ class Discovery:
 
     async def publish(self, **changes: object) -> None:
         """Tell everybody something new about this peer."""
-        self.tell(**changes)
+        self.update_record(**changes)
         record = self.record
         key = self.register.key(record.peer_id)
         await self.dht.store(key, record.peer_id, sign_record(self.signer, record), expiration(record))

@@ -14,7 +14,7 @@ from peer.network.discovery import Discovery
 from peer.network.gossip_policy import (
     ALL_CONTACTS,
     HEARERS,
-    TELL_SECONDS,
+    NEWS_SECONDS,
     compare_seconds,
     favoured,
     first_hearers,
@@ -65,9 +65,9 @@ class Reconciler:
     tasks: Children = field(default_factory=Children)
     learning: set[asyncio.Task[None]] = field(default_factory=set)
     """The tasks that ask for, or fetch, what others hold."""
-    untold: dict[Part, list[bytes]] = field(default_factory=dict)
+    pending_news: dict[Part, list[bytes]] = field(default_factory=dict)
     """The keys of the entries accepted since the last news went out, by part."""
-    telling: asyncio.TimerHandle | None = None
+    news_timer: asyncio.TimerHandle | None = None
     """The timer of the next news; None: the next accepted entry is sent at once."""
     learner: Learner = field(init=False)
     witnesses: Witnesses = field(init=False)
@@ -101,9 +101,9 @@ class Reconciler:
         entry = await self.intake.own(part, round, blob)
         if entry is not None:
             for peer in first_hearers(self.discovery.record, *self._sorted(self.followers(part)), random):
-                self.start(self._tell(peer, [entry]))
+                self.start(self._send_news(peer, [entry]))
 
-    def hear(self, said: bytes, speaker: PeerId) -> PeerRecord:
+    def receive_statement(self, said: bytes, speaker: PeerId) -> PeerRecord:
         """Check the statement of the peer at the other end, and remember it. Returns the record in it.
 
         Raises:
@@ -155,8 +155,8 @@ class Reconciler:
                     pause = compare_seconds(len(self.discovery.others()))
                     await asyncio.sleep(pause * random.uniform(0.75, 1.25))
         finally:
-            if self.telling is not None:
-                self.telling.cancel()
+            if self.news_timer is not None:
+                self.news_timer.cancel()
             await self.tasks.end()
 
     def _partners_now(self) -> list[PeerRecord]:
@@ -201,10 +201,10 @@ class Reconciler:
                         question, metadata=handshake(self.manifest), timeout=COMPARISON_TIMEOUT_SECONDS
                     )
             require_differences(answer, self.manifest)
-            record = self.hear(answer.statement, peer.peer_id)
+            record = self.receive_statement(answer.statement, peer.peer_id)
             self.revoke(answer.revocations, record.peer_id)
-            self.attested.hear(answer.attestation, record.peer_id)
-            if self.progress.hear_rewind(answer.rewind):
+            self.attested.receive(answer.attestation, record.peer_id)
+            if self.progress.learn_rewind(answer.rewind):
                 self.bans.emit(Warned(f"WARNING: {self.progress.rewind_words}"))
             learning = self.start_learning(self.learner.learn(answer.parts, record))
             await asyncio.wait((learning,), timeout=COMPARISON_TIMEOUT_SECONDS)  # it goes on if it takes longer
@@ -228,26 +228,25 @@ class Reconciler:
         self._spread(entry for ledger in self.intake.ledgers.values() for entry in ledger.all_entries())
 
     def _spread(self, news: Iterable[Entry]) -> None:
-        """Send a few followers the keys of newly accepted entries: at once if the last news is `TELL_SECONDS` old, else
-        with the next ones."""
+        """Send a few followers the keys of newly accepted entries: at once if the last news is `NEWS_SECONDS`
+        old, else with the next ones."""
         for entry in news:
-            self.untold.setdefault(entry.name.part, []).append(entry.key)
-        if self.telling is None:
-            self._tell_on()
+            self.pending_news.setdefault(entry.name.part, []).append(entry.key)
+        if self.news_timer is None:
+            self._send_pending_news()
 
-    def _tell_on(self) -> None:
-        """Send the keys in `untold` to a few followers of each part; look again after `TELL_SECONDS` if there were
-        any."""
-        news, self.untold = self.untold, {}
-        self.telling = asyncio.get_running_loop().call_later(TELL_SECONDS, self._tell_on) if news else None
+    def _send_pending_news(self) -> None:
+        """Send `pending_news` to a few followers of each part; look again after `NEWS_SECONDS` if there were any."""
+        news, self.pending_news = self.pending_news, {}
+        self.news_timer = asyncio.get_running_loop().call_later(NEWS_SECONDS, self._send_pending_news) if news else None
         keys_by_peer: dict[PeerId, dict[Part, list[bytes]]] = {}
         for part, keys in news.items():
             for peer in favoured(*self._sorted(self.followers(part)), HEARERS, random):
                 keys_by_peer.setdefault(peer.peer_id, {})[part] = keys
         for peer_id, held in keys_by_peer.items():
-            self.start(self._tell(self.discovery.records[peer_id], held=held))
+            self.start(self._send_news(self.discovery.records[peer_id], held=held))
 
-    async def _tell(
+    async def _send_news(
         self, peer: PeerRecord, news: Iterable[Entry] = (), held: Mapping[Part, list[bytes]] = MappingProxyType({})
     ) -> None:
         message = pb.News(
@@ -271,7 +270,7 @@ class Reconciler:
         own = [entry for entry in entries if entry.name.author == me]
         messages = [own[at : at + ENTRIES_NAMED] for at in range(0, len(own), ENTRIES_NAMED)] or [[]]
         hearers = favoured(*self._sorted(self.discovery.others()), HEARERS, random)
-        await asyncio.gather(*(self._tell(peer, each) for peer in hearers for each in messages))
+        await asyncio.gather(*(self._send_news(peer, each) for peer in hearers for each in messages))
 
     def start_learning(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Start `work`, which asks for or fetches what others hold, beside everything else."""
@@ -290,7 +289,7 @@ class Reconciler:
         return self.tasks.spawn(work)
 
 
-async def tell_revocation(peer: Reachable, signed: bytes, contacts: Contacts) -> bool:
+async def send_revocation(peer: Reachable, signed: bytes, contacts: Contacts) -> bool:
     """Bring the operator's revocation to one peer, which tells it on. Returns whether the peer heard it."""
     try:
         async with contacts.to(peer) as channel:
@@ -318,37 +317,37 @@ def some_named(keys: Mapping[Part, Sequence[bytes]]) -> dict[Part, list[bytes]]:
     return {part: some(each, share, random) for part, each in keys.items()}
 
 
-def require_differences(told: pb.Differences, manifest: Manifest) -> None:
+def require_differences(news: pb.Differences, manifest: Manifest) -> None:
     """Check the bounds of an answer.
 
     Raises:
         FormatError: it names more than there can be.
     """
-    _require_keys(told.parts, manifest)
-    _require("revocations", len(told.revocations), REVOCATIONS_NAMED)
+    _require_keys(news.parts, manifest)
+    _require("revocations", len(news.revocations), REVOCATIONS_NAMED)
 
 
-def require_news(told: pb.News, manifest: Manifest) -> None:
+def require_news(news: pb.News, manifest: Manifest) -> None:
     """Check the bounds of news.
 
     Raises:
         FormatError: they name more than there can be.
     """
-    _require_keys(told.held, manifest)
-    _require("entries", len(told.entries), ENTRIES_NAMED)
+    _require_keys(news.held, manifest)
+    _require("entries", len(news.entries), ENTRIES_NAMED)
     longest = PROOF_BYTES * (1 + Window.of(manifest).most_told)
-    for entry in told.entries:
+    for entry in news.entries:
         _require("bytes of an entry", entry.ByteSize(), longest)
-    _require("revocations", len(told.revocations), REVOCATIONS_NAMED)
+    _require("revocations", len(news.revocations), REVOCATIONS_NAMED)
 
 
-def require_revocations(told: pb.Revocations, manifest: Manifest) -> None:
+def require_revocations(news: pb.Revocations, manifest: Manifest) -> None:
     """Check the number of revocations.
 
     Raises:
         FormatError: there are more than there can be.
     """
-    _require("revocations", len(told.revocations), REVOCATIONS_NAMED)
+    _require("revocations", len(news.revocations), REVOCATIONS_NAMED)
 
 
 def require_comparison(asked: pb.Comparison, manifest: Manifest) -> None:

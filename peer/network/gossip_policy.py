@@ -23,7 +23,7 @@ HEARERS = 12
 """The number of peers that hear what a peer holds from now on, 8 bytes for each contribution: they know one more source
 then."""
 
-TELL_SECONDS = 1.0
+NEWS_SECONDS = 1.0
 """The time within which accepted entries go into one message."""
 
 PEERS_A_SECOND = 100

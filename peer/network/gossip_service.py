@@ -41,7 +41,7 @@ class ReconciliationService(reconciliation_pb2_grpc.ReconciliationServicer):
         reconciler = self.reconciler
         await self._require(require_comparison, request, context)
         await self._require_ready(context)
-        await self._hear(request.statement, context)
+        await self._receive_statement(request.statement, context)
         ledgers, attested, progress = reconciler.intake.ledgers, reconciler.attested, reconciler.progress
         summaries = [part_summary for part_summary in map(summary_of, request.parts) if part_summary.part in ledgers]
         keys = some_named(
@@ -80,7 +80,7 @@ class ReconciliationService(reconciliation_pb2_grpc.ReconciliationServicer):
         await self._charge_cards(
             ((receipt, RECEIPT) for entry in request.entries for receipt in entry.receipts), context
         )
-        sender = await self._hear(request.statement, context)
+        sender = await self._receive_statement(request.statement, context)
         reconciler.revoke(request.revocations, sender.peer_id)
         if request.held:
             reconciler.start_learning(reconciler.learner.learn(request.held, sender))
@@ -119,12 +119,12 @@ class ReconciliationService(reconciliation_pb2_grpc.ReconciliationServicer):
         if cards:
             await charge(context, cards, f"{cards} cards")
 
-    async def _hear(self, said: bytes, context: Any) -> PeerRecord:
+    async def _receive_statement(self, said: bytes, context: Any) -> PeerRecord:
         speaker = caller(context).peer
         await self._charge_cards([(said, STATEMENT)], context)
         try:
             async with self.reconciler.intake.turns.of(speaker):
-                return self.reconciler.hear(said, speaker)
+                return self.reconciler.receive_statement(said, speaker)
         except RefusedError as error:
             await refuse(context, str(error))
         except FormatError as error:

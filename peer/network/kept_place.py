@@ -92,7 +92,7 @@ async def stand_trial(discovery: Discovery, ask: Ask, emit: Listener) -> None:
             continue
         if not admitted.card.on_trial:
             discovery.signer.card = admitted.signed_card  # and, in the same breath, the record that goes with it
-            discovery.tell(on_trial=False, slot=admitted.card.slot)
+            discovery.update_record(on_trial=False, slot=admitted.card.slot)
     await discovery.publish()
     emit(Progress("the trial is over: what this peer contributes counts from now on"))
 

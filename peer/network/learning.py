@@ -98,7 +98,7 @@ class Learner:
                     continue
                 for key in keys if self.believes(peer.peer_id, part) else ():
                     self.intake.vouch(part, key, peer.peer_id, peer.round)
-                taking |= await self._ask(peer, part, self.intake.fetcher.hear(lacking_keys(ledger, keys), peer))
+                taking |= await self._ask(peer, part, self.intake.fetcher.add_source(lacking_keys(ledger, keys), peer))
         finally:
             self.asking[peer.peer_id] -= 1
             if not self.asking[peer.peer_id]:

@@ -29,14 +29,14 @@ class KnownProgress(RunProgress):
     def __post_init__(self) -> None:
         """Load the rewind that the folder keeps. A damaged one counts as absent: it will be told again."""
         with suppress(OSError, FormatError):
-            self.hear_rewind((self.folder / REWIND_FILE).read_bytes())
+            self.learn_rewind((self.folder / REWIND_FILE).read_bytes())
 
     @property
     def rewound(self) -> int:
         """The time at which the newest rewind was signed, in milliseconds since 1970; 0: there is none."""
         return self.rewind.issued if self.rewind is not None else 0
 
-    def hear_rewind(self, signed: bytes) -> bool:
+    def learn_rewind(self, signed: bytes) -> bool:
         """Go by a signed rewind, if it is newer than the one that is known. Returns whether it is.
 
         Raises:
@@ -49,7 +49,7 @@ class KnownProgress(RunProgress):
             write_atomically(self.folder / REWIND_FILE, signed)
         return True
 
-    def hear_node(self, word: NodeWord, me: PeerId, manifest: Manifest) -> bool:
+    def learn_from_node(self, word: NodeWord, me: PeerId, manifest: Manifest) -> bool:
         """Note how far the run is by the word of the operator's node, as far as the signed records of holders prove it.
         Returns whether a rewind in it is news. Claims without proof are passed over, and so are records of this peer,
         `me`: its folder says what it holds itself."""
@@ -64,5 +64,5 @@ class KnownProgress(RunProgress):
             rounds = [min(peer.round, run + 1) for peer in others if follows(peer.role, peer.stage, part, manifest)]
             self.raise_to(run, {part: max(rounds, default=0)})
         with suppress(FormatError):
-            return self.hear_rewind(word.rewind)
+            return self.learn_rewind(word.rewind)
         return False

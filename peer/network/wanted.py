@@ -143,8 +143,8 @@ class Wanted(Generic[Key, Source]):
         self.slow = SourceBackoff(SLOW_SECONDS, MOST_SLOW_SECONDS, self.clock)
         self.unresponsive = SourceBackoff(MUTE_SECONDS, MOST_MUTE_SECONDS, self.clock)
 
-    def hear(self, lacking: Iterable[Key], source: Source) -> list[Key]:
-        """Hear that a peer holds these. Returns the keys to ask it for, which count as asked until `want`, `forget` or
+    def add_source(self, lacking: Iterable[Key], source: Source) -> list[Key]:
+        """Note that a peer holds these. Returns the keys to ask it for, which count as asked until `want`, `forget` or
         `reassign`."""
         unknown: list[Key] = []
         if source in self.unresponsive:

@@ -69,7 +69,7 @@ class Auditor:
                 gains[author] = await run(gain, self.evaluator, grids, own_sets, author, loss)
                 alike |= await run(overlaps, own_sets, author, self.evaluator)
             outer.emit(Audited(round, {str(author): gain for author, gain in gains.items()}))
-            for finding in (*self.verdicts.hear(round, gains), *self.verdicts.hear_overlaps(round, alike)):
+            for finding in (*self.verdicts.add_gains(round, gains), *self.verdicts.add_overlaps(round, alike)):
                 or_else = or_was_misled(outer.discovery.peers(), finding.peer) if finding.since else ""
                 outer.emit(Suspected(finding.peer, finding.reason + or_else, finding.since))
         await outer.discovery.publish(scores=self.verdicts.scores())

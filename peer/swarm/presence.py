@@ -16,7 +16,7 @@ from peer.swarm.rounds.catch_up import ABREAST, catch_up, come_abreast, resume_f
 from peer.swarm.rounds.outer_round import OuterLoop
 from peer.swarm.rounds.parts import FollowedPart, FollowedParts
 from peer.swarm.rounds.round_policy import Pace
-from peer.swarm.run_end import ask_whether_over, keep_asking_the_node, serve_the_end, telling_a_long_wait
+from peer.swarm.run_end import ask_whether_over, keep_asking_the_node, reporting_a_long_wait, serve_the_end
 from peer.telemetry.decisions import Pulse
 from peer.telemetry.events import Listener
 from protocol.clock import monotonic
@@ -91,7 +91,7 @@ async def _meet(node: Node, outer: OuterLoop, tasks: asyncio.TaskGroup) -> list[
     await discovery.read()
     reconciler.keep_promises()
     await ask_whether_over(outer, node.ask_node)
-    async with telling_a_long_wait(node.emit, lambda: waits.for_word(discovery.others())):
+    async with reporting_a_long_wait(node.emit, lambda: waits.for_word(discovery.others())):
         await catch_up(outer)
     keeping.append(tasks.create_task(keep_asking_the_node(outer, node.ask_node)))
     keeping.append(tasks.create_task(reconciler.keep_comparing()))
@@ -109,8 +109,8 @@ async def _say_goodbye(node: Node, outer: OuterLoop) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(LAST_RECEIPTS_SECONDS):
             await node.receipt_collector.ask()
-    discovery.tell(gone=True, replica="")
-    async with telling_a_long_wait(node.emit, lambda: waits.for_hearers(discovery.others(), CALL_SECONDS)):
+    discovery.update_record(gone=True, replica="")
+    async with reporting_a_long_wait(node.emit, lambda: waits.for_hearers(discovery.others(), CALL_SECONDS)):
         await node.reconciler.hand_out()
     if outer.finished and not outer.followed.is_settled(outer.last_settled):
         await outer.settle()  # what has come while this peer said goodbye is with the others, too

@@ -93,7 +93,7 @@ async def linger(outer: OuterLoop) -> None:
         together = waits_for_nobody() and all_at(outer.discovery.peers(), rounds)
         ended = (ended or clock()) if together else 0.0
         if together:
-            async with telling_a_long_wait(outer.emit, lambda: _of_the_end(outer)):
+            async with reporting_a_long_wait(outer.emit, lambda: _of_the_end(outer)):
                 same = await _have_all(outer) or clock() >= ended + SETTLE_PATIENCE_SECONDS
             if same and waits_for_nobody():  # some may only have seemed to be there, by their records
                 break
@@ -103,11 +103,11 @@ async def linger(outer: OuterLoop) -> None:
         if outer.leaving:
             return
         await _have_all(outer)
-    async with telling_a_long_wait(outer.emit, lambda: _of_the_end(outer)):
+    async with reporting_a_long_wait(outer.emit, lambda: _of_the_end(outer)):
         await catch_up(outer)  # what they took and this peer did not, or the other way round, no later round mends
     outer.compared |= _has_met_who_knows(outer)
     await outer.settle()
-    outer.discovery.tell(ending=False)
+    outer.discovery.update_record(ending=False)
     if not outer.compared:
         outer.emit(Progress(f"{over(outer)}; nobody is here any more with whom its last state could be compared"))
 
@@ -138,7 +138,7 @@ async def ask_whether_over(outer: OuterLoop, ask: AskNode) -> None:
     with suppress(HetpeerError, TimeoutError):
         async with asyncio.timeout(NODE_TIMEOUT_SECONDS):
             word = await ask()
-        if outer.progress.hear_node(word, outer.followed.me, outer.manifest):
+        if outer.progress.learn_from_node(word, outer.followed.me, outer.manifest):
             outer.emit(Warned(f"WARNING: {outer.progress.rewind_words}"))
         if word.finished == outer.manifest.outer.rounds and not outer.finished:
             outer.mark_run_over()
@@ -223,7 +223,7 @@ def _of_the_end(outer: OuterLoop) -> Waiting:
 
 
 @asynccontextmanager
-async def telling_a_long_wait(emit: Listener, wait: Callable[[], Waiting]) -> AsyncIterator[None]:
+async def reporting_a_long_wait(emit: Listener, wait: Callable[[], Waiting]) -> AsyncIterator[None]:
     """Say what this peer waits for if the block takes long: who does not answer is given time."""
 
     async def say() -> None:

@@ -67,7 +67,7 @@ class Verdicts:
     suspected: dict[PeerId, Suspicion] = field(default_factory=dict)
     """The suspicions of harm: each is emitted once."""
 
-    def hear(self, round: int, gains: Mapping[PeerId, float]) -> list[Suspicion]:
+    def add_gains(self, round: int, gains: Mapping[PeerId, float]) -> list[Suspicion]:
         """Gains measured in a round; whoever is suspected from now on. What a part gains that came later adds to what
         was heard of its author's others."""
         for author, gain in gains.items():
@@ -88,12 +88,12 @@ class Verdicts:
     def _suspect(self, author: PeerId) -> Suspicion:
         rounds = sorted(self.harm[author])
         lost = -sum(self.gains[author][round] for round in rounds)
-        told = ", ".join(map(str, rounds))
-        reason = f"held-out loss is {lost:.3f} nats higher with its contributions to rounds {told} than without"
+        listed = ", ".join(map(str, rounds))
+        reason = f"held-out loss is {lost:.3f} nats higher with its contributions to rounds {listed} than without"
         self.suspected[author] = Suspicion(author, reason, rounds[0])
         return self.suspected[author]
 
-    def hear_overlaps(self, round: int, places: Mapping[Pair, float]) -> list[Suspicion]:
+    def add_overlaps(self, round: int, places: Mapping[Pair, float]) -> list[Suspicion]:
         """Take the share of places, beyond chance, that two authors have in common in a round; returns suspicions of
         both, if it is large again and again."""
         findings = []

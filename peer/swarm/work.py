@@ -69,7 +69,7 @@ async def serve_stage(node: Node) -> None:
     if arithmetic.compiled:  # before others wait for this peer
         node.emit(Progress(COMPILING))
     speed = await thread.run(tokens_per_second, trainer)
-    node.discovery.tell(tokens_per_second=rounded_speed(speed))
+    node.discovery.update_record(tokens_per_second=rounded_speed(speed))
     await thread.run(trainer.forget_start)  # each round loads its own; a spare may follow for long
     async with swarm_membership(node, outer) as tasks:
         stage_round = StageRound(

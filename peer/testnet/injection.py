@@ -32,12 +32,12 @@ class Processes(Protocol):
 
 @dataclass(slots=True)
 class Injection:
-    """The faults of a run. `tell` is called with each as it is done and undone."""
+    """The faults of a run. `emit` is called with each as it is done and undone."""
 
     faults: Sequence[Scheduled]
     swarm: Swarm
     processes: Processes
-    tell: Callable[[Injected], None]
+    emit: Callable[[Injected], None]
     numbers: "itertools.count[int]" = field(default_factory=itertools.count)
     news: Notifier = field(default_factory=Notifier)
     began: float | None = None
@@ -71,7 +71,7 @@ class Injection:
 
     def record(self, fault: object) -> "FaultRecord":
         """The record of one fault more."""
-        return FaultRecord(next(self.numbers), str(fault), self.tell)
+        return FaultRecord(next(self.numbers), str(fault), self.emit)
 
     async def apply(self, fault: Scheduled, record: "FaultRecord") -> None:
         """Do a fault now, and undo it at its end."""
@@ -143,16 +143,16 @@ class FaultRecord:
 
     number: int
     fault: str
-    tell: Callable[[Injected], None]
+    emit: Callable[[Injected], None]
 
     def begun(self, action: str, processes: list[str], reason: str = "") -> None:
         """Emit that the fault has begun."""
-        self.tell(Injected(self.number, self.fault, action, processes, True, reason))
+        self.emit(Injected(self.number, self.fault, action, processes, True, reason))
 
     def ended(self, action: str, processes: list[str]) -> None:
         """Emit that the fault has ended."""
-        self.tell(Injected(self.number, self.fault, action, processes, False))
+        self.emit(Injected(self.number, self.fault, action, processes, False))
 
     def nothing(self, action: str, processes: list[str], reason: str) -> None:
         """Emit that the fault was not possible."""
-        self.tell(Injected(self.number, self.fault, action, processes, False, reason))
+        self.emit(Injected(self.number, self.fault, action, processes, False, reason))

@@ -15,7 +15,7 @@ from typing import IO, Any
 
 import psutil
 
-from peer.process import heard
+from peer.process import read_events
 from peer.telemetry.events import Evaluated, Event, Failed, Finished, GroupFormed, Serving
 from peer.telemetry.terminal import TestnetScreen
 from peer.testnet.child import (
@@ -196,7 +196,7 @@ class Testnet:
 
     async def _listen(self, child: Child, on_event: OnEvent) -> None:
         assert child.process.stdout is not None
-        async for event in heard(child.process.stdout):
+        async for event in read_events(child.process.stdout):
             on_event(child, event)
 
     async def _await_end(self, child: Child) -> None:

@@ -97,7 +97,7 @@ class Relay:
         self.greeting[peer] += 1
         try:
             async with asyncio.timeout(RELAY_OPEN_SECONDS):
-                greeting = await stream.hear(RELAY_GREETING_BYTES)
+                greeting = await stream.receive_message(RELAY_GREETING_BYTES)
         finally:
             self.greeting[peer] -= 1
             if not self.greeting[peer]:
@@ -109,7 +109,7 @@ class Relay:
             else:
                 await self._carry(peer, other, stream)
         except HetpeerError as error:
-            await stream.say(str(error).encode()[:200])
+            await stream.send_message(str(error).encode()[:200])
 
     def _admit(self, peer: PeerId, greeting: bytes) -> tuple[Word, PeerId]:
         """Check the card in a peer's greeting, and let the peer greet as a member from now on (`welcome`). Returns what
@@ -143,7 +143,7 @@ class Relay:
             return
         self.held[peer] = stream
         try:
-            await stream.say(b"")
+            await stream.send_message(b"")
             while True:
                 async with asyncio.timeout(2 * RELAY_PING_SECONDS + RELAY_SILENCE_SECONDS):
                     await stream.reader.readexactly(1)
@@ -171,7 +171,7 @@ class Relay:
         try:
             tunnel = await open_tunnel(self.streams, other)
             try:
-                await stream.say(b"")
+                await stream.send_message(b"")
                 await self._watched(pair, budget, stream, tunnel)
             finally:
                 tunnel.close()
@@ -288,7 +288,7 @@ async def _greet(stream: Stream, relay: PeerId, word: Word, card: bytes, peer: s
         UnreachableError, RefusedError: the relay says nothing, or no.
     """
     try:
-        await stream.say(msgpack.packb([word, card, peer]))
+        await stream.send_message(msgpack.packb([word, card, peer]))
         await expect_yes(stream, f"the relay {relay[-8:]}")
     except OSError:
         stream.close()

@@ -31,12 +31,12 @@ class Stream:
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
 
-    async def say(self, message: bytes) -> None:
+    async def send_message(self, message: bytes) -> None:
         """Send a short message: its length in two bytes, little-endian, and it."""
         self.writer.write(len(message).to_bytes(_LENGTH_BYTES, "little") + message)
         await self.writer.drain()
 
-    async def hear(self, most: int) -> bytes:
+    async def receive_message(self, most: int) -> bytes:
         """Read the next short message.
 
         Raises:
@@ -211,7 +211,7 @@ async def expect_yes(stream: Stream, who: str) -> None:
     """
     try:
         async with asyncio.timeout(RELAY_OPEN_SECONDS):
-            reason = await stream.hear(200)
+            reason = await stream.receive_message(200)
     except BROKEN_STREAM_ERRORS:
         raise UnreachableError(f"{who} hung up, or said nothing") from None
     if reason:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from bootstrap.node import as_operator
 from peer.network import admission
-from peer.network.gossip import tell_revocation
+from peer.network.gossip import send_revocation
 from peer.network.group import Attempt, call, make_link
 from peer.network.handover_service import offer_handover
 from peer.network.reach.probing import measure_nodes
@@ -104,7 +104,7 @@ async def fetch_state(liar: Liar) -> None:
 
 
 async def revoke(liar: Liar) -> None:
-    assert await tell_revocation(liar.record, b"", liar.peer.outer.reconciler.contacts) in (True, False)
+    assert await send_revocation(liar.record, b"", liar.peer.outer.reconciler.contacts) in (True, False)
 
 
 async def knock(liar: Liar) -> None:

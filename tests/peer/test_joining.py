@@ -14,14 +14,14 @@ from peer import joining
 from peer.joining import (
     StageChoice,
     choose_stages,
+    emit_place,
     require_bandwidth,
     require_fit,
     require_given,
     require_place,
     stages_elsewhere,
     stages_that_fit,
-    tell_clock,
-    tell_place,
+    warn_of_clock,
 )
 from peer.network import admission
 from peer.planning.memory import Duty, memory_of
@@ -87,7 +87,7 @@ def test_a_stage_in_the_middle_sends_and_receives_twice_as_much_as_one_at_an_end
 )
 def test_a_clock_that_others_do_not_put_up_with_is_told(ahead: float, said: list[str]):
     told: list[Event] = []
-    tell_clock(ahead, told.append)
+    warn_of_clock(ahead, told.append)
     advice = "other peers do not find this one; set it, and look at `hetpeer doctor`"
     assert told == [Warned(f"WARNING: this machine's clock is {off} the node's: {advice}") for off in said]
 
@@ -260,7 +260,7 @@ def test_only_the_node_that_may_choose_is_told_what_could_be_served(tmp_path: Pa
 def test_a_volunteer_is_told_why_it_has_its_stage(tmp_path: Path, choice: StageChoice, reason: str):
     told: list[Event] = []
     record = PeerRecord(peer_id=ANN.peer_id, address="h:1", role="volunteer", stage=1, slot=0)
-    tell_place(volunteer(tmp_path), THREE, record, choice, told.append)
+    emit_place(volunteer(tmp_path), THREE, record, choice, told.append)
     (placed,) = (event for event in told if isinstance(event, Placed))
     assert placed.reason.endswith(reason)
 

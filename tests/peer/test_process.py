@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.process import INTERRUPTED, LINE_BYTES, Terminal, exit_code_of, first_error, heard, run_command
+from peer.process import INTERRUPTED, LINE_BYTES, Terminal, exit_code_of, first_error, read_events, run_command
 from peer.telemetry.events import Event, Failed, Finished, StepDone, to_line
 from protocol.errors import LostMemberError, UserError
 
@@ -25,12 +25,12 @@ def terminal() -> tuple[Terminal, list[Event]]:
 
 
 def test_work_that_ends_well_is_exit_code_zero():
-    heard, said = terminal()
+    read_events, said = terminal()
 
     async def serve(stop: asyncio.Event) -> None:
         return None
 
-    assert run_command(serve, heard) == 0
+    assert run_command(serve, read_events) == 0
     assert said == []
 
 
@@ -98,7 +98,7 @@ def test_as_many_files_may_be_open_as_the_system_lets_a_process_have():
 
 
 def test_an_error_inside_task_groups_becomes_one_event_and_its_exit_code():
-    heard, said = terminal()
+    read_events, said = terminal()
 
     async def fail() -> None:
         raise LostMemberError("stage 1 is gone")
@@ -109,18 +109,18 @@ def test_an_error_inside_task_groups_becomes_one_event_and_its_exit_code():
             async with asyncio.TaskGroup() as inner:
                 inner.create_task(fail())
 
-    assert run_command(serve, heard) == 8
+    assert run_command(serve, read_events) == 8
     assert said == [Failed("stage 1 is gone", 8)]
 
 
 def test_what_breaks_while_stopping_is_no_error():
-    heard, said = terminal()
+    read_events, said = terminal()
 
     async def serve(stop: asyncio.Event) -> None:
         stop.set()
         raise LostMemberError("stage 1 is gone")
 
-    assert run_command(serve, heard) == 0
+    assert run_command(serve, read_events) == 0
     assert said == []
 
 
@@ -135,12 +135,12 @@ def test_a_bug_is_not_dressed_up_as_a_users_error():
 
 
 def test_an_error_before_the_loop_is_told_too():
-    heard, said = terminal()
+    read_events, said = terminal()
 
     def command() -> int:
         raise UserError("no such thing")
 
-    assert exit_code_of(heard.emit, command) == 2
+    assert exit_code_of(read_events.emit, command) == 2
     assert said == [Failed("no such thing", 2)]
 
 
@@ -151,7 +151,7 @@ def test_a_child_is_heard_to_its_end_and_what_is_no_event_is_passed_over():
             stdout.feed_data(said.encode() + b"\n")
         stdout.feed_data(to_line(Finished(2)).encode())
         stdout.feed_eof()
-        return [event async for event in heard(stdout)]
+        return [event async for event in read_events(stdout)]
 
     assert asyncio.run(scene()) == [Failed("it broke", 4), Finished(2)]
 

@@ -47,7 +47,7 @@ class Libp2pNode:
 
     async def echo(self, peer: PeerId, stream: Stream) -> None:
         """Answers a tunnel: gives back what comes."""
-        await stream.say(self.refuses)
+        await stream.send_message(self.refuses)
         while piece := await stream.reader.read(65536):
             stream.writer.write(piece)
             await stream.writer.drain()

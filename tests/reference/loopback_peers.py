@@ -95,7 +95,7 @@ class LoopbackPeer:
     async def at(self, round: int) -> None:
         """Finish a round without waiting for anybody."""
         self.outer.enter(RunPhase.TRAINING)
-        self.outer.discovery.tell(round=round)
+        self.outer.discovery.update_record(round=round)
         await self.outer.settle()
 
 
@@ -164,7 +164,7 @@ class Village:
 
     async def leave(self, peer: LoopbackPeer) -> None:
         """One says goodbye to everybody, and answers nobody any more."""
-        peer.outer.discovery.tell(gone=True, replica="")
+        peer.outer.discovery.update_record(gone=True, replica="")
         self.introduce()
         self.peers.remove(peer)
         for task in peer.outer.reconciler.tasks:
@@ -182,11 +182,11 @@ class Village:
     async def calm(self) -> None:
         """Until nobody has anything to tell, or to tell in a moment."""
         reconcilers = [peer.outer.reconciler for peer in self.peers]
-        while any(each.tasks or each.untold for each in reconcilers):
+        while any(each.tasks or each.pending_news for each in reconcilers):
             for each in reconcilers:
-                if each.telling is not None and each.untold:
-                    each.telling.cancel()
-                    each._tell_on()
+                if each.news_timer is not None and each.pending_news:
+                    each.news_timer.cancel()
+                    each._send_pending_news()
             await asyncio.gather(*(task for each in reconcilers for task in each.tasks))
 
     async def round(self, round: int, contributors: list[LoopbackPeer]) -> None:

@@ -240,7 +240,7 @@ async def _play(chance: random.Random) -> Outcome:
             for step in range(1, steps + 1):
                 await asyncio.sleep(step_seconds)
                 if kind != "honest" and chance.random() < 0.1:
-                    here[liar]._doubt(chance.randrange(n))
+                    here[liar]._send_doubt(chance.randrange(n))
                 for checks in here:
                     if not checks.over:
                         checks.step_taken(step)

@@ -61,7 +61,7 @@ class RelayedPeer:
         await self.streams.serve(TUNNEL, self._take)
         await self.discovery.read()
         await asyncio.gather(self._find_relays(), self._meet_all())
-        self.discovery.tell(via=self._named())
+        self.discovery.update_record(via=self._named())
 
     async def keep(self) -> None:
         """Be reached for as long as this peer lives: another relay for each that is lost."""
@@ -158,22 +158,22 @@ class RelayedPeer:
         """Carry a tunnel that a relay, or a public peer of the run, has opened, to this peer's gRPC port."""
         relay = peer in self.held.values()
         if not relay and peer not in self.discovery.records:
-            return await stream.say(b"this peer does not know you")
+            return await stream.send_message(b"this peer does not know you")
         if reason := self.objection(peer):
-            return await stream.say(reason.encode()[:200])
+            return await stream.send_message(reason.encode()[:200])
         if self.open.total() >= TUNNELS or self.open[peer] >= (TUNNELS if relay else TUNNELS_OF_PEER):
-            return await stream.say(b"too many tunnels: wait a moment")
+            return await stream.send_message(b"too many tunnels: wait a moment")
         self.open[peer] += 1
         try:
             async with asyncio.timeout(RELAY_OPEN_SECONDS):
                 inside = Stream(*await self.connect())
             try:
-                await stream.say(b"")
+                await stream.send_message(b"")
                 await splice(stream, inside)
             finally:
                 inside.close()
         except BROKEN_STREAM_ERRORS:
-            return await stream.say(b"this peer's server is not up")
+            return await stream.send_message(b"this peer's server is not up")
         finally:
             self.open[peer] -= 1
             if not self.open[peer]:

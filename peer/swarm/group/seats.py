@@ -168,9 +168,9 @@ class GroupSeats:
     def sit_down(self) -> None:
         """Take the seat behind the stage that has called."""
         self.upstream, self.called, self.replica = self.called, None, self.calls_for
-        self._tell()
+        self._send_seats()
 
-    def _tell(self) -> None:
+    def _send_seats(self) -> None:
         """Tell the stage before who is seated from this one on."""
         self._news.ring()
         if self.upstream is not None:
@@ -190,7 +190,7 @@ class GroupSeats:
                     attempt += 1
                 continue
             try:
-                await self._hear(FILL_SECONDS * (self._to_fill - 1))
+                await self._receive_seats(FILL_SECONDS * (self._to_fill - 1))
                 if not self.whole:
                     await asyncio.sleep(SEATING_INTERVAL_SECONDS)
             except TimeoutError:
@@ -223,14 +223,14 @@ class GroupSeats:
         self.downstream = self._link_to(peer.peer_id, peer.stage)
         self.tasks.create_task(call(peer, self.reconciler.contacts, self.replica, self.downstream))
         try:
-            await self._hear(SEAT_SECONDS)
+            await self._receive_seats(SEAT_SECONDS)
         except TimeoutError:
             self._let_go(LostMemberError("it has not taken its seat"))
         except HetpeerError as error:
             self._let_go(error)
         return self.downstream is not None
 
-    async def _hear(self, seconds: float) -> None:
+    async def _receive_seats(self, seconds: float) -> None:
         """Receive who is seated behind this stage now.
 
         Raises:
@@ -243,7 +243,7 @@ class GroupSeats:
         with self.downstream.blamed():
             self.behind = unpack_seats(frame, self.downstream.peer, self._to_fill)
         self.usual, self.wished = self.downstream.peer, None
-        self._tell()
+        self._send_seats()
 
     def _let_go(self, error: HetpeerError) -> None:
         """Hang up on the one behind this stage, which is avoided if it broke the protocol."""
@@ -252,7 +252,7 @@ class GroupSeats:
             self.downstream.abort(str(error))
         had, self.downstream, self.behind, self.usual = self.behind, None, (), None
         if had:
-            self._tell()
+            self._send_seats()
 
     async def _measure(self) -> None:
         """Learn how far away the first candidates are, where there is a choice. Peers that compare with each other know

@@ -222,7 +222,7 @@ class StageRound:
                     self.bytes_sent, link.bytes_sent = self.bytes_sent + link.bytes_sent, 0
             self.depth = self.pipeline.depth
             if self.pipeline.speed:
-                self.outer.discovery.tell(tokens_per_second=rounded_speed(self.pipeline.speed))
+                self.outer.discovery.update_record(tokens_per_second=rounded_speed(self.pipeline.speed))
         self.pipeline = None
 
     def _tell_another_speed(self) -> None:
@@ -231,7 +231,7 @@ class StageRound:
         assert self.pipeline is not None
         speed, before = self.pipeline.speed, self.outer.discovery.record.tokens_per_second
         if not before / (1 + TOLERANCE) <= speed <= before * (1 + TOLERANCE):
-            self.outer.discovery.tell(tokens_per_second=rounded_speed(speed))
+            self.outer.discovery.update_record(tokens_per_second=rounded_speed(speed))
 
     async def resume_from_checkpoint(self) -> None:
         """Go on as this peer's folder has it, with the optimizer's state."""

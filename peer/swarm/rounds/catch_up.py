@@ -37,7 +37,7 @@ async def resume_from_folder(outer: OuterLoop) -> None:
     if candidates:
         await outer.restore(candidates[0])
     if candidates and not candidates[0].parts:  # it has left a stage since, and comes as a newcomer
-        outer.discovery.tell(contributed=0)
+        outer.discovery.update_record(contributed=0)
         for followed_part in followed.parts.values():
             followed_part.left_after = candidates[0].contributed
     settled = checkpoint.last_settled(outer.folder)
@@ -133,7 +133,7 @@ async def _take_what_counts(outer: OuterLoop) -> int:
     if goal >= outer.clock:
         if not await _is_proved(outer, shared, goal):
             return goal
-        outer.reconciler.attested.hearsay(goal)
+        outer.reconciler.attested.trust_up_to(goal)
         outer.emit(CaughtUp(goal))
     for part in shared:
         outer.reconciler.intake.reconsider(part)

@@ -199,7 +199,7 @@ class OuterLoop:
         awaits = self.progress.furthest if phase is RunPhase.AWAITING_STATE else 0
         self.present = phase in (RunPhase.TRAINING, RunPhase.GATHERING)
         if (self.discovery.record.phase, self.discovery.record.awaits) != (announced, awaits):
-            self.discovery.tell(phase=announced, awaits=awaits)
+            self.discovery.update_record(phase=announced, awaits=awaits)
 
     def others(self) -> tuple[PeerRecord, ...]:
         """The peers whose word counts: all others; once the run is over, those of them that have finished it."""
@@ -239,7 +239,7 @@ class OuterLoop:
             else:
                 await self.followed.torch_thread.run(followed.state.absorb, tensors)
         self.optimizer = optimizer
-        self.discovery.tell(contributed=max(round, self.discovery.record.contributed))
+        self.discovery.update_record(contributed=max(round, self.discovery.record.contributed))
         await self.save(blobs)
         if self.missed_end:  # while it was saved: the others have gone, and would never hear of it
             return
@@ -276,7 +276,7 @@ class OuterLoop:
     async def restore(self, kept: Checkpoint) -> None:
         """Take up what a checkpoint of this peer's folder has, as `save` has kept it."""
         self.optimizer, self.handovers = kept.optimizer, kept.handovers
-        self.discovery.tell(round=kept.round, contributed=kept.contributed)
+        self.discovery.update_record(round=kept.round, contributed=kept.contributed)
         for part, followed in self.followed.parts.items():
             was = kept.parts.get(part)
             if was is None:
@@ -291,7 +291,7 @@ class OuterLoop:
 
     def begin_after(self, round: int) -> None:
         """Go on after a round, the last that this peer had finished before its process began."""
-        self.discovery.tell(round=round)
+        self.discovery.update_record(round=round)
         self.ended_before = self.finished
 
     async def finish(self, round: int, took_part: bool = True) -> None:
@@ -300,7 +300,7 @@ class OuterLoop:
         self.settling = round
         await self.settle()
         ending = self.discovery.record.ending or (took_part and round == self.manifest.outer.rounds)
-        self.discovery.tell(round=round, ending=ending)
+        self.discovery.update_record(round=round, ending=ending)
 
     async def settle(self) -> None:
         """Bring every grid to what the ledgers say, and close the rounds that are due."""

@@ -110,7 +110,7 @@ async def take_over(outer: OuterLoop, part: Part, held: Claim) -> int:
         outer.emit(Progress(f"{size(count)} of {part} came from peer {peer[-8:]}"))
     returned = await outer.followed.adopt(fetched.header, to_torch(tensors))
     outer.followed.forget(part)
-    outer.reconciler.attested.hearsay(held.folded)
+    outer.reconciler.attested.trust_up_to(held.folded)
     outer.publish_claims()
     return returned
 

@@ -62,7 +62,7 @@ class Scene:
         self.fold.see_records(self.records.values(), self.now)
 
     def tells(self, peer: PeerId, *happened: ReportedEvent, **fields: Any) -> None:
-        self.fold.hear(peer, StepReport(happened=list(happened), **fields), self.now)
+        self.fold.apply_report(peer, StepReport(happened=list(happened), **fields), self.now)
 
     def ends(self, peer: PeerId, round: int, steps: int = 3, **fields: Any) -> None:
         """A peer does a whole round."""
@@ -408,7 +408,7 @@ def test_whatever_is_told_there_is_a_view_within_bounds(said: list[tuple[str, St
         scene.later(seconds)
         if stream:
             scene.fold.begin(PeerId(peer), scene.now)
-        scene.fold.hear(PeerId(peer), batch, scene.now)
+        scene.fold.apply_report(PeerId(peer), batch, scene.now)
         scene.fold.end(PeerId(peer), scene.now)
         view = scene.fold.view(scene.now)
         assert view == type(view).model_validate_json(view.model_dump_json())

@@ -30,16 +30,16 @@ def telling(words: str) -> bytes:
 def test_a_peer_that_tells_too_often_waits_and_others_do_not():
     made = monitor()
     for _ in range(BATCH_BURST):
-        made.hear(ANN, telling("x"))
+        made.receive_report(ANN, telling("x"))
     with pytest.raises(RefusedError, match="too much is told at once"):
-        made.hear(ANN, telling("x"))
-    made.hear(PeerId("Bob"), telling("y"))
+        made.receive_report(ANN, telling("x"))
+    made.receive_report(PeerId("Bob"), telling("y"))
 
 
 def test_what_is_no_batch_changes_nothing():
     made = monitor()
     with pytest.raises(FormatError):
-        made.hear(ANN, b"{}x")
+        made.receive_report(ANN, b"{}x")
     assert not made.fold.peers
 
 
@@ -49,11 +49,11 @@ def test_who_waits_for_change_is_woken_and_so_is_who_waits_for_strangers():
         changed = asyncio.create_task(made.until_changed(60))
         stranger = asyncio.create_task(made.until_outdated(60))
         await asyncio.sleep(0)  # both wait now
-        made.hear(ANN, telling("x"))
+        made.receive_report(ANN, telling("x"))
         await asyncio.gather(changed, stranger)
         made.see_records([PeerRecord(peer_id=ANN, address="h:1", role="datacenter", stage=0, slot=0)])
         known = asyncio.create_task(made.until_outdated(0.01))
-        made.hear(ANN, telling("x"))
+        made.receive_report(ANN, telling("x"))
         await known
         assert not made._outdated.is_set()
 
@@ -67,7 +67,7 @@ def test_a_node_that_comes_back_knows_what_it_knew(tmp_path: Path, monkeypatch: 
         made = monitor(tmp_path)
         keeping = asyncio.create_task(made.keep())
         await asyncio.sleep(0)  # it keeps now
-        made.hear(ANN, telling("something happened"))
+        made.receive_report(ANN, telling("something happened"))
         keeping.cancel()
         await asyncio.wait((keeping,))
         return made

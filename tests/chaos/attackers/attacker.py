@@ -85,7 +85,7 @@ async def keep(reconciler: Reconciler, part: Part, round: int, blob: bytes) -> E
 async def give(reconciler: Reconciler, part: Part, round: int, blob: bytes, peers: Sequence[PeerRecord]) -> None:
     """Give a contribution in this peer's name to some peers."""
     entry = await keep(reconciler, part, round, blob)
-    await asyncio.gather(*(reconciler._tell(peer, [entry]) for peer in peers))
+    await asyncio.gather(*(reconciler._send_news(peer, [entry]) for peer in peers))
 
 
 # As a datacenter, by what it contributes

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bootstrap.monitor.run_state import RunStatus
-from peer.cli.bootstrap import is_muon_alone, tell_state
+from peer.cli.bootstrap import emit_state, is_muon_alone
 from peer.telemetry.events import Event, Progress
 from protocol.manifest import check_manifest
 from protocol.net.tasks import Children, Notifier
@@ -39,7 +39,7 @@ def test_the_operator_is_told_each_state_and_reason_once_and_from_when_the_node_
             heard.ring()
 
         async with Children() as children:
-            telling = children.spawn(tell_state(monitor, emit, up, stop))  # type: ignore[arg-type]
+            telling = children.spawn(emit_state(monitor, emit, up, stop))  # type: ignore[arg-type]
             await asyncio.sleep(0)
             assert not told
             up.set_result(None)
@@ -67,7 +67,7 @@ def test_a_node_that_is_stopped_before_it_is_up_tells_nothing_and_ends():
         stop.set()
         up: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         async with asyncio.timeout(10):
-            await tell_state(Seen(RunStatus("gathering", "", 0.0)), lambda event: None, up, stop)  # type: ignore[arg-type]
+            await emit_state(Seen(RunStatus("gathering", "", 0.0)), lambda event: None, up, stop)  # type: ignore[arg-type]
         assert not up.cancelled()
 
     asyncio.run(scene())

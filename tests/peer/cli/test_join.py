@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from peer import process
 from peer.cli.__main__ import app
-from peer.cli.join import NOT_SETTINGS, tell_to_pause, tell_to_resume, watched
+from peer.cli.join import NOT_SETTINGS, pause_peers, resume_peers, watched
 from peer.cli.options import ServingOptions
-from peer.pausing import is_told
+from peer.pausing import is_pause_requested
 from peer.process import Terminal
 from peer.settings import PeerSettings
 from peer.store.home import locked, peer_folder
@@ -42,43 +42,43 @@ def told(command, ticket: Ticket | None = None, folder: Path | None = None) -> t
 
 def test_without_a_name_all_peers_that_run_here_are_meant():
     with locked(peer_folder(ONE, "stage-1")) as first, locked(peer_folder(OTHER, "replica")) as second:
-        code, said = told(tell_to_pause)
+        code, said = told(pause_peers)
         assert code == 0
         assert len(said) == 2
-        assert is_told(first)
-        assert is_told(second)
-        assert told(tell_to_pause)[1][0].doing.endswith("has been told to pause before; `hetpeer resume` lets it go on")
-        assert told(tell_to_resume)[0] == 0
-        assert not is_told(first)
-        assert not is_told(second)
+        assert is_pause_requested(first)
+        assert is_pause_requested(second)
+        assert told(pause_peers)[1][0].doing.endswith("has been told to pause before; `hetpeer resume` lets it go on")
+        assert told(resume_peers)[0] == 0
+        assert not is_pause_requested(first)
+        assert not is_pause_requested(second)
 
 
 def test_a_ticket_means_the_peers_of_its_run_alone():
     with locked(peer_folder(ONE, "stage-1")) as first, locked(peer_folder(OTHER, "replica")) as second:
-        assert told(tell_to_pause, OTHER)[0] == 0
-        assert not is_told(first)
-        assert is_told(second)
+        assert told(pause_peers, OTHER)[0] == 0
+        assert not is_pause_requested(first)
+        assert is_pause_requested(second)
 
 
 def test_a_folder_means_its_peer(tmp_path: Path):
     with locked(tmp_path / "peer") as folder:
-        assert told(tell_to_pause, None, folder)[0] == 0
-        assert is_told(folder)
+        assert told(pause_peers, None, folder)[0] == 0
+        assert is_pause_requested(folder)
 
 
 def test_where_no_peer_runs_pausing_says_so_and_resuming_still_takes_the_word_back(tmp_path: Path):
     with locked(tmp_path / "peer") as folder:
-        told(tell_to_pause, None, folder)
-    code, said = told(tell_to_pause, None, folder)
+        told(pause_peers, None, folder)
+    code, said = told(pause_peers, None, folder)
     assert code == 4
     assert isinstance(said[0], Failed)
     assert "no peer runs in" in said[0].message
-    code, said = told(tell_to_resume, None, folder)
+    code, said = told(resume_peers, None, folder)
     assert code == 0
     assert isinstance(said[0], Progress)
-    assert not is_told(folder)
-    assert told(tell_to_resume, None, folder)[0] == 4
-    assert told(tell_to_resume)[0] == 4
+    assert not is_pause_requested(folder)
+    assert told(resume_peers, None, folder)[0] == 4
+    assert told(resume_peers)[0] == 4
 
 
 # Who hears a daemon

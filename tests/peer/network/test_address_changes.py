@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from peer.network import address_changes
-from peer.network.address_changes import AddressChanges, addresses_told
+from peer.network.address_changes import AddressChanges, address_fields
 from peer.network.contacts import Contacts
 from peer.network.discovery import Discovery
 from peer.network.reach import reach as reaching
@@ -89,7 +89,7 @@ async def house(folder: Path, wish: Wish, reach: Reach, machine: MachineAddresse
         run_pb2_grpc.add_RunServicer_to_server(service, server)
         await gate.serve(server, shown.serving())
         dht = QuietDht(here)
-        told = addresses_told(reach, gate.port, dht, relays=False)  # type: ignore[arg-type]
+        told = address_fields(reach, gate.port, dht, relays=False)  # type: ignore[arg-type]
         record = PeerRecord(peer_id=here.id, role="volunteer", stage=0, slot=0, **told)
         discovery = Discovery(dht, Signer(here.identity, by, here.card), MANIFEST, record)  # type: ignore[arg-type]
         contacts, caller = (

@@ -43,7 +43,7 @@ def here(folder: Path, who: str = "me", out: set[PeerId] = frozenset(), events: 
 def test_the_newest_stands_and_is_there_after_a_restart(tmp_path: Path):
     one = here(tmp_path)
     for round, newest in ((5, 5), (9, 9), (7, 9), (9, 9)):
-        one.hear(attestation(round), BOB.peer_id)
+        one.receive(attestation(round), BOB.peer_id)
         assert one.round == newest
     assert one.claim(STAGE) == Claim(9, TRUE, 36, False)
     assert one.claim(stage_part(1)) is None
@@ -54,10 +54,10 @@ def test_the_newest_stands_and_is_there_after_a_restart(tmp_path: Path):
 
 def test_who_passes_on_what_is_no_attestation_is_avoided(tmp_path: Path):
     one = here(tmp_path)
-    one.hear(b"", BOB.peer_id)
+    one.receive(b"", BOB.peer_id)
     assert not one.bans.objection(BOB.peer_id)
     whole = attestation(9)
-    one.hear(whole[:-1] + bytes([whole[-1] ^ 1]), BOB.peer_id)
+    one.receive(whole[:-1] + bytes([whole[-1] ^ 1]), BOB.peer_id)
     assert one.bans.objection(BOB.peer_id)
     assert one.round == 0
     assert not (tmp_path / KEPT).exists()
@@ -66,19 +66,19 @@ def test_who_passes_on_what_is_no_attestation_is_avoided(tmp_path: Path):
 def test_what_a_revoked_attester_said_stands_no_longer_and_anothers_takes_its_place(tmp_path: Path):
     out: set[PeerId] = set()
     one = here(tmp_path, out=out)
-    one.hear(attestation(2**31 - 1, digest=FALSE), BOB.peer_id)
+    one.receive(attestation(2**31 - 1, digest=FALSE), BOB.peer_id)
     out.add(OBSERVER.peer_id)
     assert one.round == 0
     assert one.claim(EMBEDDING) is None
-    one.hear(attestation(2**31 - 2), BOB.peer_id)
+    one.receive(attestation(2**31 - 2), BOB.peer_id)
     assert one.round == 0
-    one.hear(attestation(3, who="another"), BOB.peer_id)
+    one.receive(attestation(3, who="another"), BOB.peer_id)
     assert one.claim(EMBEDDING) == Claim(3, TRUE, 12, False)
 
 
 def test_who_was_there_for_longer_than_the_attester_needs_nobodys_word(tmp_path: Path):
     one = here(tmp_path)
-    one.hear(attestation(9, since=5, digest=FALSE), BOB.peer_id)
+    one.receive(attestation(9, since=5, digest=FALSE), BOB.peer_id)
     for mine, since, stands in (([], 0, True), (said(9), 4, False), (said(9), 5, True), (said(8), 4, True)):
         one.since, one.mine = since, {EMBEDDING: mine}
         assert (one.claim(EMBEDDING) is not None) == stands
@@ -90,7 +90,7 @@ def test_who_claims_another_past_is_not_believed_until_it_takes_the_attested_one
     one.mine = {EMBEDDING: []}
     one.look(BOB.peer_id, {EMBEDDING: said(8, 9, digest=FALSE), STAGE: said(9)})
     assert one.believes(BOB.peer_id, EMBEDDING)
-    one.hear(attestation(9), BOB.peer_id)
+    one.receive(attestation(9), BOB.peer_id)
     for _ in range(2):
         one.look(BOB.peer_id, {EMBEDDING: said(8, 9, digest=FALSE), STAGE: said(9)})
         assert not one.believes(BOB.peer_id, EMBEDDING)
@@ -117,7 +117,7 @@ def test_an_attester_signs_what_all_its_parts_were_after_a_round_that_it_saw(
 ):
     (tmp_path / GRANTED).write_bytes(grant(OPERATOR, AUTHORITY, OBSERVER.peer_id))
     one = here(tmp_path, "observer")
-    one.hearsay(since)
+    one.trust_up_to(since)
     assert one.close(claims) is claims
     assert one.round == round
     assert not one.bans.objection(OBSERVER.peer_id)
@@ -136,7 +136,7 @@ def test_who_is_not_named_attests_nothing(tmp_path: Path):
 
 def test_who_starts_again_knows_whose_word_it_took_if_it_attested(tmp_path: Path):
     one = here(tmp_path, "observer")
-    one.hear(attestation(9, since=2), BOB.peer_id)
+    one.receive(attestation(9, since=2), BOB.peer_id)
     for who, since in (("observer", 2), ("me", 11)):
         again = here(tmp_path, who)
         again.resume(11)

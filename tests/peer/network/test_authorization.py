@@ -165,7 +165,7 @@ def to(peer: LoopbackPeer) -> Any:
 
 def test_a_statement_is_heard_from_its_author_alone(tmp_path: Path):
     async def scene(ann: LoopbackPeer, bob: LoopbackPeer, eve: LoopbackPeer) -> None:
-        ann.outer.discovery.tell(round=3)
+        ann.outer.discovery.update_record(round=3)
         stolen = ann.outer.reconciler.statement()
         before = bob.outer.discovery.records[PeerId(ann.id)]
         words = f"peer {eve.id[-8:]} speaks for {ann.id[-8:]}"

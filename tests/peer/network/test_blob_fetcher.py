@@ -25,7 +25,7 @@ def play(folder: Path, scene: Callable[[Village, Entry], Awaitable[None]]) -> No
             await made.calm()
             made.introduce()
             (entry,) = a.intake.ledgers[EMBEDDING].entries(1)
-            c.intake.fetcher.hear([entry.key], b.outer.discovery.record)
+            c.intake.fetcher.add_source([entry.key], b.outer.discovery.record)
             await asyncio.wait_for(scene(made, entry), 30)
 
     asyncio.run(run())

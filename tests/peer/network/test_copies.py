@@ -127,8 +127,8 @@ def test_copies_that_started_in_the_same_moment_find_each_other_and_one_ends(
         staying = asyncio.create_task(copies_of(both[0], dht, said).watch())
         ending = asyncio.create_task(copies_of(both[1], dht, []).watch())
         for mine, theirs in ((lower, higher), (higher, lower)):  # each reads what the other has published last
-            theirs.tell(round=1)
-            mine.tell(sequence=0)
+            theirs.update_record(round=1)
+            mine.update_record(sequence=0)
             mine.record = mine.record.model_copy(update={"sequence": theirs.record.sequence - 1})
             mine.meet(theirs.record, in_person=False)
         with pytest.raises(UserError, match=f"runs already, at {lower.record.address}"):

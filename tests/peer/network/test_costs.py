@@ -325,7 +325,7 @@ def test_an_entry_longer_than_its_proof_and_receipts_can_be_is_not_kept_until_it
 
 
 def test_who_shows_none_of_what_it_has_named_has_broken_the_protocol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    hear, most = Wanted.hear, []
+    hear, most = Wanted.add_source, []
 
     def watched(wanted: Wanted[Any, Any], *given: Any) -> Any:
         unknown = hear(wanted, *given)
@@ -334,7 +334,7 @@ def test_who_shows_none_of_what_it_has_named_has_broken_the_protocol(tmp_path: P
 
     async def scene(made: Village) -> None:
         _, b, liar = made.peers
-        monkeypatch.setattr(Wanted, "hear", watched)
+        monkeypatch.setattr(Wanted, "add_source", watched)
         await tell(liar, b, held=named(KEYS_NAMED))
         await until(lambda: bool(avoided(b, liar)))
         await until(lambda: not b.outer.reconciler.learning)
@@ -351,11 +351,11 @@ def test_who_names_a_few_that_it_does_not_show_is_not_heard_for_longer_each_time
     wanted: Wanted[int, str] = Wanted(lambda: now[0])
     silent = []
     for _ in range(6):
-        assert wanted.hear([1], "liar") == [1]
+        assert wanted.add_source([1], "liar") == [1]
         assert wanted.reassign([1], "liar") == {}
         wanted.unresponsive.note("liar")
         begun = now[0]
-        while not wanted.hear([2], "liar"):
+        while not wanted.add_source([2], "liar"):
             now[0] += 0.5
         wanted.forget([2])
         silent.append(now[0] - begun)
@@ -366,8 +366,8 @@ def test_who_names_a_few_that_it_does_not_show_is_not_heard_for_longer_each_time
 def test_an_entry_that_is_not_shown_is_asked_of_who_else_has_named_it():
     now = [0.0]
     wanted: Wanted[int, str] = Wanted(lambda: now[0])
-    assert wanted.hear([1, 2], "liar") == [1, 2]
-    assert wanted.hear([1], "honest") == []  # it is asked for already
+    assert wanted.add_source([1, 2], "liar") == [1, 2]
+    assert wanted.add_source([1], "honest") == []  # it is asked for already
     assert wanted.reassign([1, 2], "liar") == {"honest": [1]}
     assert wanted.want(1, "honest")
     assert wanted.sources == {1: ["honest"]}
@@ -377,26 +377,26 @@ def test_an_entry_that_is_not_shown_is_asked_of_who_else_has_named_it():
 def test_who_keeps_this_peer_waiting_for_an_entry_is_not_waited_for():
     now = [0.0]
     wanted: Wanted[int, str] = Wanted(lambda: now[0])
-    wanted.hear([1], "liar")
-    assert wanted.hear([1], "stranger") == []
+    wanted.add_source([1], "liar")
+    assert wanted.add_source([1], "stranger") == []
     wanted.speeds["honest"] = 1.0
-    assert wanted.hear([1], "honest") == [1]
+    assert wanted.add_source([1], "honest") == [1]
     now[0] = ENTRY_RETRY_SECONDS
-    assert wanted.hear([1], "stranger") == [1]
-    assert wanted.hear([1], "stranger") == []
+    assert wanted.add_source([1], "stranger") == [1]
+    assert wanted.add_source([1], "stranger") == []
 
 
 def test_an_honest_source_is_remembered_though_others_have_filled_the_list():
     wanted: Wanted[int, str] = Wanted()
     for number in range(MOST_SOURCES):
         wanted.want(1, f"liar-{number}")
-    wanted.hear([1], "stranger")
+    wanted.add_source([1], "stranger")
     assert "stranger" not in wanted.sources[1]
     wanted.speeds["honest"] = 1.0
-    wanted.hear([1], "honest")
+    wanted.add_source([1], "honest")
     assert "honest" in wanted.sources[1]
     wanted.slow.note("liar-5")
-    wanted.hear([1], "stranger")
+    wanted.add_source([1], "stranger")
     assert "stranger" in wanted.sources[1]
     assert len(wanted.sources[1]) == MOST_SOURCES
 

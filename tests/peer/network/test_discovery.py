@@ -157,7 +157,7 @@ def test_a_peer_that_gives_up_an_address_is_said_to_have_moved_and_one_that_name
     first = theirs.record.address
 
     def hear(**says: object) -> None:
-        theirs.tell(**says)
+        theirs.update_record(**says)
         ours.meet(theirs.record, in_person=False)
 
     ours.meet(theirs.record, in_person=True)

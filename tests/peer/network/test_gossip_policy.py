@@ -48,16 +48,16 @@ def test_beside_strangers_who_give_nothing_one_that_has_given_something_is_tried
     wanted.want(1, "stranger")
     assert wanted.choose(Random(1)) == (1, "stranger")
     if heard_before:
-        wanted.hear([1], "proven")
+        wanted.add_source([1], "proven")
         assert wanted.choose(Random(1)) is None
     wanted.retry_elsewhere(1)
-    wanted.hear([1], "another stranger")
+    wanted.add_source([1], "another stranger")
     if not heard_before:
         assert wanted.choose(Random(1)) is None
-        wanted.hear([1], "proven")
+        wanted.add_source([1], "proven")
     assert wanted.choose(Random(1)) == (1, "proven")
     wanted.came("another proven", 1e6)
-    wanted.hear([1], "another proven")
+    wanted.add_source([1], "another proven")
     assert wanted.choose(Random(1)) is None  # one of them is enough
     wanted.drop(1)
     assert not wanted.doubted
@@ -70,20 +70,20 @@ def test_in_a_large_swarm_comparisons_and_reads_are_rarer_but_no_record_dies_uns
 
 def test_an_entry_is_asked_for_once_and_whoever_else_has_it_is_remembered():
     wanted: Wanted[int, str] = Wanted()
-    assert wanted.hear([1, 2], "a") == [1, 2]
-    assert wanted.hear([1, 2, 3], "b") == [3]
+    assert wanted.add_source([1, 2], "a") == [1, 2]
+    assert wanted.add_source([1, 2, 3], "b") == [3]
     assert wanted.want(1, "a")
     assert not wanted.want(1, "c")
     assert wanted.sources == {1: ["a", "b", "c"]}
-    assert wanted.hear([1], "d") == []
+    assert wanted.add_source([1], "d") == []
     assert wanted.sources[1][-1] == "d"
 
 
 def test_what_was_asked_for_in_vain_is_asked_for_again():
     wanted: Wanted[int, str] = Wanted()
-    wanted.hear([1], "a")
+    wanted.add_source([1], "a")
     wanted.forget([1])
-    assert wanted.hear([1], "b") == [1]
+    assert wanted.add_source([1], "b") == [1]
 
 
 def test_only_so_many_sources_are_remembered():
@@ -126,7 +126,7 @@ def test_what_fails_at_one_comes_from_another_and_without_another_it_can_be_aske
     assert {first, second} == {"a", "b"}
     assert not wanted.failed(0, second)
     assert wanted.under_way == 0
-    assert wanted.hear([0], "c") == [0]
+    assert wanted.add_source([0], "c") == [0]
 
 
 @given(st.lists(st.sampled_from(["choose", "came", "failed", "want"]), max_size=80), seeds)

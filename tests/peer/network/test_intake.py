@@ -143,7 +143,7 @@ def test_what_was_made_in_another_place_is_not_published_and_comes_back(tmp_path
     async def scene(made: Village) -> None:
         a = made.peers[0]
         made.cut(a)
-        a.outer.discovery.tell(slot=5)  # as its last card said
+        a.outer.discovery.update_record(slot=5)  # as its last card said
         a.signer.card = issue(made.operator, RUN, Card(a.signer.identity.peer_id, "datacenter", 0, 6))
         await a.contribute(1, 1)
         assert a.intake.ledgers[EMBEDDING].entries(1) == []

@@ -206,7 +206,7 @@ class Newcomer:
         standing = asyncio.create_task(stand_trial(self.discovery, self.ask, self.said.append))
         for round in range(1, rounds + 1):
             await asyncio.sleep(0)
-            self.discovery.tell(round=round)
+            self.discovery.update_record(round=round)
             await self.answered.get()
         await standing
 
@@ -267,7 +267,7 @@ def test_who_has_the_first_claim_on_a_slot(other: PeerRecord, first: bool):
 
 def test_of_two_observers_neither_gives_way():
     discovery = Newcomer([], on_trial=False).discovery
-    discovery.tell(role="observer", stage=0)
+    discovery.update_record(role="observer", stage=0)
     discovery.meet(beside(FIRST, role="observer", stage=0), in_person=False)
     assert has_first_claim(discovery) is None
 

@@ -101,8 +101,8 @@ def test_beside_who_is_slow_another_is_tried(tmp_path: Path, monkeypatch: pytest
             if names > 1:
                 fetcher.wanted.speeds[id_of(b)] = 1e6  # it has given something before
             for each in slow:
-                fetcher.hear([entry.key], each)
-            fetcher.hear([entry.key], b.outer.discovery.record)
+                fetcher.add_source([entry.key], each)
+            fetcher.add_source([entry.key], b.outer.discovery.record)
             assert [each.name for each in await c.intake.take(entry.proof, [], slow[0])] == [entry.name]
         assert whole(c, entry)
         assert not fetcher.bringing

@@ -41,7 +41,7 @@ async def liars(made: Village, kind: str) -> list[LoopbackPeer]:
                 two.append(await made.join(name, on_trial=True))
             case "volunteers without contributions":
                 two.append(await made.join(name, stage=0))
-                two[-1].outer.discovery.tell(replica=two[-1].id)
+                two[-1].outer.discovery.update_record(replica=two[-1].id)
     made.peers = made.peers[:-2]
     return two
 
@@ -49,7 +49,7 @@ async def liars(made: Village, kind: str) -> list[LoopbackPeer]:
 async def say(two: list[LoopbackPeer], honest: list[LoopbackPeer], round: int) -> None:
     """Each tells everybody that it has finished a round, in person."""
     for liar in two:
-        liar.outer.discovery.tell(round=round, contributed=round)
+        liar.outer.discovery.update_record(round=round, contributed=round)
         for peer in honest:
             liar.outer.discovery.meet(peer.outer.discovery.record, in_person=True)
             await liar.outer.reconciler.compare(peer.outer.discovery.record)
@@ -108,9 +108,9 @@ def test_a_round_that_the_run_does_not_have_is_a_breach(tmp_path: Path):
         one, other = made.peers
         for said in (LAST + 1, 2**31 - 2):
             for field in ("round", "contributed"):
-                other.outer.discovery.tell(**{"round": 0, "contributed": 0, field: said})
+                other.outer.discovery.update_record(**{"round": 0, "contributed": 0, field: said})
                 with pytest.raises(FormatError, match=f"speaks of round {said}, and the run has {LAST}"):
-                    one.outer.reconciler.hear(other.outer.reconciler.statement(), other.id)
+                    one.outer.reconciler.receive_statement(other.outer.reconciler.statement(), other.id)
         assert one.outer.discovery.records[other.outer.discovery.record.peer_id].round == 0
         while not one.outer.reconciler.bans.objection(other.id):  # a question may take too long on a busy machine
             await other.outer.reconciler.compare(one.outer.discovery.record)
@@ -213,7 +213,7 @@ def test_whoever_was_ahead_and_has_gone_is_remembered_if_more_said_so_than_may_l
             assert witnesses.were_ahead(1) == ahead
         assert not witnesses.were_ahead(2)  # a round less is no more than a message takes
         for one in (a, b):
-            one.outer.discovery.tell(round=1 + SKEW)
+            one.outer.discovery.update_record(round=1 + SKEW)
             behind.outer.discovery.meet(one.outer.discovery.record, in_person=True)
         assert not witnesses.were_ahead(1)  # they are here, and show it themselves
 

@@ -108,7 +108,7 @@ def test_of_many_a_few_are_drawn_and_first_who_did_harm_lately(tmp_path: Path, m
     async def scene(made: Village) -> None:
         a, b, *_ = made.peers
         mine = auditor()
-        mine.verdicts.hear(1, {PeerId(b.id): -0.5})
+        mine.verdicts.add_gains(1, {PeerId(b.id): -0.5})
         await made.round(1, made.peers)
         await mine.audit(a.outer)
         (heard,) = audited(a)
@@ -156,7 +156,7 @@ def test_the_suspicion_of_a_volunteer_names_who_sends_it_gradients(tmp_path: Pat
         mine = auditor()
         first, second = await made.join("first", stage=0), await made.join("second", stage=1)
         for peer in first, second:
-            peer.outer.discovery.tell(replica=ReplicaId(first.id))
+            peer.outer.discovery.update_record(replica=ReplicaId(first.id))
         made.introduce()
         measured = {a.id: 0.1, b.id: 0.1, c.id: 0.1, first.id: -0.5, second.id: -0.6}
         monkeypatch.setattr(auditing, "gain", lambda evaluator, grids, sets, author, loss: measured[author])
@@ -323,7 +323,7 @@ def test_with_its_next_card_it_counts_and_what_did_not_is_in_its_error_feedback_
         await made.round(1, authors(made))
         slot = newcomer.outer.discovery.record.slot
         newcomer.signer.card = issue(made.operator, RUN, Card(PeerId(newcomer.id), "datacenter", 0, slot))
-        newcomer.outer.discovery.tell(on_trial=False)
+        newcomer.outer.discovery.update_record(on_trial=False)
         made.introduce()
         for round in range(2, 3 + court.peer.outer.followed.parts["embedding"].ledger.window.width):
             await made.round(round, authors(made))

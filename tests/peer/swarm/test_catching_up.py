@@ -76,7 +76,7 @@ def test_a_newcomer_takes_no_state_by_one_peers_word_while_others_have_not_spoke
         for round in range(1, 9):
             await made.round(round, made.peers)
         await liar.at(10)  # two more rounds closed than the others have: a state that is its own
-        liar.outer.discovery.tell(round=8)
+        liar.outer.discovery.update_record(round=8)
         made.introduce()
         newcomer = await made.join("n")
         await catch_up(newcomer.outer)

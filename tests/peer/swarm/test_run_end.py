@@ -325,9 +325,9 @@ def test_the_node_is_asked_once_somebody_who_had_finished_the_last_round_has_gon
             await first.at(3)
             made.introduce()
             await made.leave(first)
-            slow.outer.discovery.tell(round=1)
+            slow.outer.discovery.update_record(round=1)
             assert not run_end._somebody_has_ended(slow.outer)  # anybody can say so
-            slow.outer.discovery.tell(round=2)
+            slow.outer.discovery.update_record(round=2)
             await keep_asking_the_node(slow.outer, finished)
             assert slow.outer.missed_end
 

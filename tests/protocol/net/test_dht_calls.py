@@ -486,7 +486,7 @@ def test_a_daemon_that_is_gone_in_any_way_is_replaced_and_work_goes_on(
             node.say = lambda text: (said.append(text), again.set())[0]  # type: ignore[func-returns-value]
 
             async def echo(peer: PeerId, stream: Stream) -> None:
-                await stream.say(await stream.hear(10))
+                await stream.send_message(await stream.receive_message(10))
 
             await node.streams.serve("echo", echo)
             addresses = node.addresses
@@ -499,8 +499,8 @@ def test_a_daemon_that_is_gone_in_any_way_is_replaced_and_work_goes_on(
                 await node.store(KEY, "a", "good", rules.until)  # type: ignore[arg-type]
                 assert await other.read(KEY) == {"a": "good"}
                 stream = await other.streams.open(node.identity.peer_id, "echo")
-                await stream.say(b"here")
-                assert await stream.hear(10) == b"here"
+                await stream.send_message(b"here")
+                assert await stream.receive_message(10) == b"here"
                 stream.close()
 
             await node.while_alive(work())
@@ -644,7 +644,7 @@ def test_a_node_that_moves_answers_at_its_new_host_with_the_same_key_port_and_ha
             node.say = said.append
 
             async def echo(peer: PeerId, stream: Stream) -> None:
-                await stream.say(await stream.hear(10))
+                await stream.send_message(await stream.receive_message(10))
 
             await node.streams.serve("echo", echo)
             (before,) = node.addresses
@@ -655,8 +655,8 @@ def test_a_node_that_moves_answers_at_its_new_host_with_the_same_key_port_and_ha
                 assert now == before.replace("/ip4/127.0.0.1/", "/ip6/::1/")
                 assert await other.attach([now]) == 1
                 stream = await other.streams.open(node.identity.peer_id, "echo")
-                await stream.say(b"here")
-                assert await stream.hear(10) == b"here"
+                await stream.send_message(b"here")
+                assert await stream.receive_message(10) == b"here"
                 stream.close()
 
             await node.while_alive(work())

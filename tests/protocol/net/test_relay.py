@@ -40,7 +40,7 @@ class Stage:
     async def asked(self, greeting: bytes) -> Stream:
         """A stream to the relay, as somebody else's program might open it."""
         self.opened.append(await self.caller.streams.open(self.at.id, relays.RELAY))
-        await self.opened[-1].say(greeting)
+        await self.opened[-1].send_message(greeting)
         return self.opened[-1]
 
 
@@ -320,7 +320,7 @@ def test_what_is_said_first_is_short_and_makes_sense(tmp_path: Path):
         await on.caller.streams.connect(on.at.address)
         for nonsense in (b"\xc1", b"\x93\x01\x02\x03", b"", b"\xdd\xff\xff\xff\xff"):
             stream = await on.asked(nonsense)
-            assert b"no greeting of a relay's" in await stream.hear(200)
+            assert b"no greeting of a relay's" in await stream.receive_message(200)
             assert await hung_up(stream)
         assert await hung_up(await on.asked(bytes(4096)))
 

@@ -191,7 +191,7 @@ def test_a_stranger_gets_no_tunnel(tmp_path: Path):
         on.relayed.discovery.records.clear()
         stranger = await streams.open(on.relayed.discovery.record.peer_id, TUNNEL)
         try:
-            assert await stranger.hear(200) == b"this peer does not know you"
+            assert await stranger.receive_message(200) == b"this peer does not know you"
         finally:
             stranger.close()
 
@@ -204,7 +204,7 @@ def test_who_is_objected_to_gets_no_tunnel(tmp_path: Path):
         streams = await on.met()
         stream = await streams.open(on.relayed.discovery.record.peer_id, TUNNEL)
         try:
-            assert await stream.hear(200) == b"it was taken out"
+            assert await stream.receive_message(200) == b"it was taken out"
         finally:
             stream.close()
 
@@ -246,7 +246,7 @@ def test_behind_one_router_a_peer_is_dialled_after_all(tmp_path: Path, monkeypat
 
     async def scene(on: Town) -> None:
         near = f"127.0.0.1:{on.gate.port}"
-        on.relayed.discovery.tell(address=near)
+        on.relayed.discovery.update_record(address=near)
         on.hear()
         assert await on.contacts.routes.address(on.relayed.discovery.record) == near  # type: ignore[union-attr]
         assert await on.call() == 100_000
@@ -260,7 +260,7 @@ def test_who_else_has_its_address_in_this_network_is_passed_by(tmp_path: Path, m
 
     async def scene(on: Town) -> None:
         async with await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0) as other:
-            on.relayed.discovery.tell(address=f"127.0.0.1:{other.sockets[0].getsockname()[1]}")
+            on.relayed.discovery.update_record(address=f"127.0.0.1:{other.sockets[0].getsockname()[1]}")
             on.hear()
             with pytest.raises(UnreachableError):
                 await on.call()

@@ -167,7 +167,7 @@ def test_what_counts_and_what_is_left_is_what_was_computed_before_and_after(tmp_
                 await peer.at(round)
         before = a.error_feedback()
         assert before[EMBEDDING, "model.embed_tokens.weight"].any()
-        b.peer.outer.discovery.tell(replica=b.id)  # trains: no successor
+        b.peer.outer.discovery.update_record(replica=b.id)  # trains: no successor
         made.introduce()
         async with standing_by(successor):
             await a.handover.hand_over()

@@ -49,7 +49,7 @@ class Town:
     async def join(self, name: str, stage: int, speed: float = 100.0) -> LoopbackPeer:
         """A volunteer that takes calls, but of the first stage, which is to look for members yet."""
         peer = await self.made.join(name, stage)
-        peer.outer.discovery.tell(tokens_per_second=speed)
+        peer.outer.discovery.update_record(tokens_per_second=speed)
         seats = GroupSeats(peer.outer.reconciler, self.services[PeerId(peer.id)], self.tasks)
         self.seats[PeerId(peer.id)], seats.open = seats, True
         if stage:
@@ -75,7 +75,7 @@ class Town:
             self.publish(seats)
 
     def publish(self, seats: GroupSeats) -> None:
-        seats.reconciler.discovery.tell(replica=seats.replica)
+        seats.reconciler.discovery.update_record(replica=seats.replica)
         self.made.introduce()
 
     def of(self, peer: LoopbackPeer) -> GroupSeats:
@@ -143,7 +143,7 @@ def test_the_end_of_a_group_frees_all_of_it_and_the_same_find_each_other_again(t
         town.of(first).leave()
         await until(lambda: not any(town.of(each).replica for each in members + others))
         for each in others:  # now likelier by speed, if it were not for what was
-            each.outer.discovery.tell(tokens_per_second=100.0)
+            each.outer.discovery.update_record(tokens_per_second=100.0)
         assert await town.fill(first) == usual
 
     play(tmp_path, scene)

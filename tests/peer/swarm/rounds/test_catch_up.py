@@ -97,7 +97,7 @@ def test_who_meets_nobody_but_liars_waits_if_the_door_has_told_it_better(tmp_pat
         honest, liars = await two_pasts(made, observed=True)
         made.peers = [*liars]
         [newcomer] = await join(made, "n")
-        newcomer.outer.reconciler.attested.hear(honest[0].outer.reconciler.attested.signed, PeerId(honest[0].id))
+        newcomer.outer.reconciler.attested.receive(honest[0].outer.reconciler.attested.signed, PeerId(honest[0].id))
         await catch_up(newcomer.outer)
         assert newcomer.outer.clock == 1
         assert newcomer.outer.followed.parts[EMBEDDING].ledger.folded == 0

@@ -530,7 +530,7 @@ def test_one_liar_convinces_nobody_who_has_not_heard_the_others(tmp_path: Path):
         for claims in liar.outer.reconciler.claims.values():
             claims[:] = [Claim(each.folded, each.digest, 10**6, True) for each in claims]
         one.outer.reconciler.others_claims.clear()
-        one.outer.reconciler.hear(liar.outer.reconciler.statement(), liar.id)
+        one.outer.reconciler.receive_statement(liar.outer.reconciler.statement(), liar.id)
         await agree(one.outer)
         assert one.digests() == before
         assert not [event for event in one.said if isinstance(event, Resynchronised)]
@@ -592,7 +592,7 @@ def test_who_still_reads_its_folder_says_nothing_of_what_it_holds_and_refuses_no
         assert not starting.intake.invalid
         assert not starting.outer.reconciler.bans.objection(a.outer.discovery.record.peer_id)
         starting.intake.check = check
-        starting.outer.discovery.tell(round=0)
+        starting.outer.discovery.update_record(round=0)
         await starting.outer.reconciler.compare(a.outer.discovery.record)  # it is ready, and there again
         assert a.id in starting.intake.ledgers[EMBEDDING].chosen(1)
         assert starting.id not in a.outer.discovery.lost
@@ -738,7 +738,9 @@ def test_what_a_peer_has_slept_through_is_not_closed_before_it_has_caught_up(tmp
         made.peers = awake
         for round in range(2, 12):
             await made.round(round, awake)
-        asleep.outer.reconciler.hear(awake[0].outer.reconciler.statement(), awake[0].id)  # the others are far ahead
+        asleep.outer.reconciler.receive_statement(
+            awake[0].outer.reconciler.statement(), awake[0].id
+        )  # the others are far ahead
         await asleep.outer.settle()
         assert asleep.intake.ledgers[EMBEDDING].folded == 0
         made.peers = everybody
