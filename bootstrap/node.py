@@ -183,10 +183,10 @@ async def _follow(
 async def _until(stop: asyncio.Event, *work: Coroutine[Any, Any, None]) -> None:
     """Do all of it until `stop` is set."""
     async with asyncio.TaskGroup() as tasks:
-        keeping = [tasks.create_task(each) for each in work]
+        keeping = [tasks.create_task(service) for service in work]
         await stop.wait()
-        for each in keeping:
-            each.cancel()
+        for task in keeping:
+            task.cancel()
 
 
 def _ticket(descriptor: Descriptor, libp2p: Sequence[str], port: int, where: Listen, rights: ServingRights) -> Ticket:

@@ -286,7 +286,7 @@ def stages_elsewhere(settings: PeerSettings, descriptor: Descriptor, stage: int,
     fitting: tuple[int, ...] = ()
     with suppress(ResourceError):
         fitting = stages_that_fit(settings, descriptor, device).stages if settings.any_stage else ()
-    return [each for each in fitting if each != stage]
+    return [other_stage for other_stage in fitting if other_stage != stage]
 
 
 @contextmanager

@@ -138,5 +138,5 @@ def moved(libp2p: str, host: str) -> str:
 def dialled_at(libp2p: tuple[str, ...], host: str) -> str:
     """The libp2p address of a node that others dial where they know the node as `host`; empty if there is none."""
     kind = "/ip6/" if is_ip(host) and ":" in host else "/ip4/"
-    chosen = next((each for each in libp2p if each.startswith(kind)), next(iter(libp2p), ""))
+    chosen = next((address for address in libp2p if address.startswith(kind)), next(iter(libp2p), ""))
     return chosen and moved(chosen, host)

@@ -137,7 +137,7 @@ def logged_lines(path: Path) -> list[bytes]:
         ResourceError: the log cannot be read.
     """
     try:
-        files = [each.read_bytes() for each in (old_log(path), path) if each.exists()]
+        files = [log.read_bytes() for log in (old_log(path), path) if log.exists()]
     except OSError as error:
         raise ResourceError(f"cannot read {path}: {error.strerror}") from None
     return list(chain.from_iterable(data.splitlines() for data in files))

@@ -118,7 +118,7 @@ class Manifest(Section):
         d."""
         fixed = self.replicas.compression
         choices = AUTO_COMPRESSIONS if fixed == "auto" else (fixed,)
-        return tuple(each for each in choices if self.model.d % each == 0)
+        return tuple(choice for choice in choices if self.model.d % choice == 0)
 
     @property
     def k(self) -> int:
@@ -220,7 +220,7 @@ def first_difference(ours: Manifest, theirs: Manifest) -> str | None:
         mine, other = dict(getattr(ours, table)), dict(getattr(theirs, table))
         for field, value in mine.items():
             if other[field] != value:
-                values = [list(each) if isinstance(each, tuple) else each for each in (value, other[field])]
+                values = [list(setting) if isinstance(setting, tuple) else setting for setting in (value, other[field])]
                 return f"{table}.{field}: ours is {values[0]!r}, theirs is {values[1]!r}"
     return None
 

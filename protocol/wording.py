@@ -79,7 +79,7 @@ def tails(peers: Iterable[str]) -> str:
 def printable(text: str) -> str:
     """Text that a stranger chose, with a mark in the place of each character that could move a terminal's cursor,
     change its colours or reverse the direction of writing."""
-    return "".join(each if each.isprintable() else "�" for each in text)
+    return "".join(character if character.isprintable() else "�" for character in text)
 
 
 LOST = (

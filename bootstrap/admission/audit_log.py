@@ -40,7 +40,9 @@ class AuditEntry(BaseModel):
     def line(self) -> str:
         """The entry as JSON in ASCII, as it is kept: 24 KiB at most."""
         known = self.model_dump(exclude_defaults=True)
-        cut = {name: each[:MOST_FIELD_CHARACTERS] if isinstance(each, str) else each for name, each in known.items()}
+        cut = {
+            name: value[:MOST_FIELD_CHARACTERS] if isinstance(value, str) else value for name, value in known.items()
+        }
         return json.dumps(cut)
 
 

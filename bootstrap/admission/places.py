@@ -91,7 +91,7 @@ class Admission:
         held = self.places.get(peer)
         if held is None or held.role not in ("volunteer", "datacenter"):
             return False
-        return any(each < peer and self.places.get(each) == held for each in alive)
+        return any(other < peer and self.places.get(other) == held for other in alive)
 
     def _choice(self, named: Sequence[int]) -> Collection[int]:
         """The stages of which a volunteer may get one: those that it has named, or all.
@@ -113,7 +113,7 @@ class Admission:
         if role == "datacenter":
             return Place(role, 0, self._free_slot(role, 0))
         held = [place.stage for place in self.places.values() if place.role == "volunteer"]
-        stage = min(choice, key=lambda each: (held.count(each), each))  # the earliest of equals
+        stage = min(choice, key=lambda candidate: (held.count(candidate), candidate))  # the earliest of equals
         return Place(role, stage, self._free_slot(role, stage))
 
     def _free_slot(self, role: PlaceRole, stage: int, *wanted: int) -> int:

@@ -126,7 +126,7 @@ def _encoder(tokenizer: Tokenizer, file: bytes, named: str | None, whose: str) -
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = True  # a document that contains "<|endoftext|>" does not end there
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
-    end = next((each for each in ((named,) if named else ENDS_OF_TEXT) if each in vocabulary), None)
+    end = next((token for token in ((named,) if named else ENDS_OF_TEXT) if token in vocabulary), None)
     if end is None:
         what = f"no token {named!r}" if named else f"none of {' '.join(ENDS_OF_TEXT)}"
         raise UserError(f"{whose} has {what}: name its token that ends a text with --end-of-text")

@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from protocol.monitor import PeerState, PeerView, RoundView, RunState, View
 
-HERE: tuple[PeerState, ...] = tuple(each for each in get_args(PeerState) if each not in ("gone", "lost"))
+HERE: tuple[PeerState, ...] = tuple(state for state in get_args(PeerState) if state not in ("gone", "lost"))
 
 
 def render(view: View) -> bytes:
@@ -81,7 +81,7 @@ def _families(view: View) -> Iterator[Metric]:
 
 def _peers(peers: Iterable[PeerView]) -> Metric:
     family = GaugeMetricFamily("hetpeer_run_peers", "Peers, by role and state", labels=["role", "state"])
-    counts = Counter((each.role, each.state) for each in peers)
+    counts = Counter((peer.role, peer.state) for peer in peers)
     for role in get_args(PeerView.model_fields["role"].annotation):
         for state in get_args(PeerState):
             family.add_metric([role, state], counts[role, state])

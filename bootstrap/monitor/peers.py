@@ -125,7 +125,7 @@ class Peer:
             return 0.0, 0.0, 0.0
         first, last = self.samples[0], self.samples[-1]
         seconds = max(now - first[0], 1.0)
-        tokens, up, down = (min(MOST_RATE, max(0, last[each] - first[each]) / seconds) for each in (1, 2, 3))
+        tokens, up, down = (min(MOST_RATE, max(0, last[column] - first[column]) / seconds) for column in (1, 2, 3))
         return tokens, up, down
 
     def judge(self, now: float, finished: int, delay: int) -> tuple[PeerState, str]:

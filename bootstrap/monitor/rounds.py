@@ -160,10 +160,10 @@ class SwarmPace:
     def see(self, records: Iterable[PeerRecord], liars: int, now: float) -> None:
         """Take the peers' records now. A round ended when the first honest peer said that it had finished it, as far as
         that can be known: since this node looked last."""
-        trains = [each for each in records if may_author(each)]
-        finished = common_round((each.round for each in trains), liars)
+        trains = [record for record in records if may_author(record)]
+        finished = common_round((record.round for record in trains), liars)
         if finished > self.round:
-            said = min(each.sequence / 1000 for each in trains if each.round >= finished)
+            said = min(record.sequence / 1000 for record in trains if record.round >= finished)
             if self.looked is not None:  # what ended before the first look, ended at no time that is known
                 self.ends.append((finished, min(max(said, self.looked), now)))
             self.round = finished

@@ -68,21 +68,21 @@ def missing_peers(manifest: Manifest, peers: Iterable[Peer]) -> str:
 def has_replica(peers: Iterable[Peer], groups: Iterable[GroupView]) -> bool:
     """Whether any replica is complete: a datacenter, or a group with a member at each stage that is not broken."""
     centers = (
-        each.record is not None and each.record.role == "datacenter" for each in peers if each.state not in AWAY_STATES
+        peer.record is not None and peer.record.role == "datacenter" for peer in peers if peer.state not in AWAY_STATES
     )
-    return any(centers) or any(not each.broken and all(each.members) for each in groups)
+    return any(centers) or any(not group.broken and all(group.members) for group in groups)
 
 
 def usual_seconds(rounds: Iterable[Round]) -> float | None:
     """Return how long a round of the run takes, by the last that have ended; None: none has."""
-    took = [each.ended - each.began for each in rounds if each.ended is not None]
+    took = [entry.ended - entry.began for entry in rounds if entry.ended is not None]
     return median_low(took[-PACE_ROUNDS_KEPT:]) if took else None
 
 
 def lost_state(manifest: Manifest, peers: Iterable[Peer]) -> str:
     """The state of a stage that somebody serves and nobody who is here holds any more, in words; empty: there is none
     such."""
-    records = [each.record for each in peers if each.record is not None and each.state not in AWAY_STATES]
+    records = [peer.record for peer in peers if peer.record is not None and peer.state not in AWAY_STATES]
     last, stages = lost_states(records, manifest.replicas.stages)
     return f"waits for {state_after(last, parts_named(map(stage_part, stages)))}: {LOST}" if stages else ""
 

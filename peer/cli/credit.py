@@ -151,7 +151,7 @@ class Checked:
         """The credit of each round of which there are receipts, or which counts."""
         from protocol.trust.receipts import RoundCredit, by_round
 
-        rounds = {each: RoundCredit(each) for each in self.counted} | {e.round: e for e in by_round(self.receipts)}
+        rounds = {round: RoundCredit(round) for round in self.counted} | {e.round: e for e in by_round(self.receipts)}
         return [rounds[round] for round in sorted(rounds)]
 
 
@@ -316,4 +316,4 @@ def print_credit(checked: Checked) -> None:
 
 
 def _names(peers: Iterable["PeerId"]) -> str:
-    return ", ".join(each[-8:] for each in peers) or "–"
+    return ", ".join(peer[-8:] for peer in peers) or "–"

@@ -165,7 +165,7 @@ class Around:
         """The seconds that the swarm takes for a round, as the nodes say; 0: none knows."""
         from peer.network.reach.probing import MeasuredWay
 
-        return max((each.round_seconds for each in self.ways if isinstance(each, MeasuredWay)), default=0.0)
+        return max((way.round_seconds for way in self.ways if isinstance(way, MeasuredWay)), default=0.0)
 
 
 async def look_around(ticket: "Ticket", wish: "Wish", terminal: "Terminal") -> Around:

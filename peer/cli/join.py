@@ -207,7 +207,7 @@ def resume_peers(ticket: str | None, directory: Path | None, terminal: "Terminal
     from peer.telemetry.events import Progress
 
     def run() -> int:
-        for folder in _peers_here(ticket, directory, lambda each: in_use(each) or pausing.is_pause_requested(each)):
+        for folder in _peers_here(ticket, directory, lambda path: in_use(path) or pausing.is_pause_requested(path)):
             words = "goes on" if pausing.end_pause(folder) else "had not been told to pause"
             terminal.emit(Progress(f"the peer in {folder} {words}"))
         return 0

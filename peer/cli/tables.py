@@ -47,18 +47,27 @@ def records_table(peers: Sequence[PeerRecord]) -> Table:
 def invitation_rows(invitations: Sequence[Invitation], now: float) -> list[TableRow]:
     """Invitations, and what each is to a newcomer."""
     return [
-        each.model_dump(mode="json", exclude={"sha256", "revoked"}) | {"left": each.left, "state": each.state(now)}
-        for each in invitations
+        invitation.model_dump(mode="json", exclude={"sha256", "revoked"})
+        | {"left": invitation.left, "state": invitation.state(now)}
+        for invitation in invitations
     ]
 
 
 def invitations_table(invitations: Sequence[Invitation], now: float) -> Table:
     """Invitations, the oldest first."""
     table = empty_table("id", "for", "state", "uses left", "expires", "used by")
-    for each in invitations:
-        used_by = " ".join(peer[-8:] for peer in each.used_by) or "–"
-        whom = "gateways" if each.gateway else "peers"
-        _add(table, each.id, whom, each.state(now), f"{each.left} of {each.uses}", date(each.expires), used_by)
+    for invitation in invitations:
+        used_by = " ".join(peer[-8:] for peer in invitation.used_by) or "–"
+        whom = "gateways" if invitation.gateway else "peers"
+        _add(
+            table,
+            invitation.id,
+            whom,
+            invitation.state(now),
+            f"{invitation.left} of {invitation.uses}",
+            date(invitation.expires),
+            used_by,
+        )
     return table
 
 

@@ -108,13 +108,15 @@ class TestnetArguments:
         """The swarm that these options ask for."""
         from peer.testnet.testnet_options import TestnetOptions
 
-        given = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in NOT_TESTNET_OPTIONS}
+        chosen = {
+            option.name: getattr(self, option.name) for option in fields(self) if option.name not in NOT_TESTNET_OPTIONS
+        }
         named = self.layers.split(",") if self.layers is not None else []
-        given["layers"] = tuple(int(number) if number.isdecimal() else number for number in named)
-        given["stages"] = self.stages or len(named) or 2
+        chosen["layers"] = tuple(int(number) if number.isdecimal() else number for number in named)
+        chosen["stages"] = self.stages or len(named) or 2
         if self.compression and self.compression.isdecimal():
-            given["compression"] = int(self.compression)
-        return TestnetOptions(**given, compare=not self.no_compare)
+            chosen["compression"] = int(self.compression)
+        return TestnetOptions(**chosen, compare=not self.no_compare)
 
 
 @takes(TestnetArguments)

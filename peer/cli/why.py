@@ -199,9 +199,9 @@ def round_verdict(round: int, events: Sequence["Event"]) -> str:
 
 def known(happened: Sequence[LogLine]) -> str:
     """The rounds and peers that a log has, in words."""
-    rounds = sorted({each.round for each in happened if each.round})
-    peers = sorted({each for line in happened for each in NAMED.findall(json.dumps(line.row))})
-    named = ", ".join(each[-8:] for each in peers[:MOST_PEERS_SUGGESTED]) + (
+    rounds = sorted({line.round for line in happened if line.round})
+    peers = sorted({peer for line in happened for peer in NAMED.findall(json.dumps(line.row))})
+    named = ", ".join(peer[-8:] for peer in peers[:MOST_PEERS_SUGGESTED]) + (
         ", …" if len(peers) > MOST_PEERS_SUGGESTED else ""
     )
     spans = f"rounds {rounds[0]} to {rounds[-1]}" if rounds else "no round"

@@ -64,7 +64,9 @@ def silenced(grid: GridView, contributions: Sequence[Contribution], author: Peer
     A weight that would leave the grid stays at its edge: this is for measuring only, and two authors that push a weight
     in opposite directions must not be able to stop an audit.
     """
-    kept = [silence(each) if each.name.author == author else each for each in contributions]
+    kept = [
+        silence(contribution) if contribution.name.author == author else contribution for contribution in contributions
+    ]
     return exchanged(grid, contributions, kept, manifest)
 
 
@@ -92,7 +94,9 @@ def held_out_loss(evaluator: Evaluates, grids: Mapping[Part, GridView]) -> float
 def gain(evaluator: Evaluates, grids: Mapping[Part, GridView], sets: Sets, author: PeerId, loss: float) -> float:
     """Return what an author's contributions to the parts in `sets` gain together, in nats per token. `loss` is that at
     θ."""
-    without = {part: silenced(grids[part], each, author, evaluator.manifest) for part, each in sets.items()}
+    without = {
+        part: silenced(grids[part], contributions, author, evaluator.manifest) for part, contributions in sets.items()
+    }
     return held_out_loss(evaluator, {**grids, **without}) - loss
 
 
@@ -100,8 +104,8 @@ def trial_gain(
     evaluator: Evaluates, grids: Mapping[Part, GridView], sets: Sets, tried: Mapping[Part, Contribution]
 ) -> float:
     """Return what contributions that count nowhere would gain, each in the set of its part, which may be empty."""
-    (author,) = {each.name.author for each in tried.values()}
-    wider = {part: [*sets[part], each] for part, each in tried.items()}
+    (author,) = {contribution.name.author for contribution in tried.values()}
+    wider = {part: [*sets[part], contribution] for part, contribution in tried.items()}
     manifest = evaluator.manifest
     with_them = {part: exchanged(grids[part], sets[part], wider[part], manifest) for part in tried}
     would_be = {**grids, **with_them}

@@ -91,7 +91,7 @@ class WholeReplica:
     def gradients(self, batch_SM: Tensor) -> float:
         """Add the gradients of a batch to what the stages have; its mean loss over the microbatches."""
         with self.arithmetic(self.device, self.manifest.model.context):  # weights are rounded once for all microbatches
-            losses = [self._pass(number, each) for number, each in enumerate(self.microbatches(batch_SM))]
+            losses = [self._pass(number, microbatch) for number, microbatch in enumerate(self.microbatches(batch_SM))]
         read: list[float] = torch.stack(losses).tolist()  # at once: each reading makes the device wait for orders
         return sum(read) / len(read)
 

@@ -68,7 +68,7 @@ class WholeModel(nn.Module):
         """Every parameter with its key (`peer/devices/weights.py`)."""
         for index, stage in enumerate(self.stages):
             own = [*stage.parameters(), *(self.embedding.parameters() if index == EMBEDDING_STAGE else ())]
-            yield from ((f"{index}.{number}", each) for number, each in enumerate(own))
+            yield from ((f"{index}.{number}", parameter) for number, parameter in enumerate(own))
 
 
 @dataclass(slots=True)
@@ -103,8 +103,8 @@ class Shard:
         self.model = _sharded(manifest, ranks, device, self.arithmetic)
         parameters = dict(self.model.keyed())
         self.keys = list(parameters)
-        self.whole = [_as_dtensor(each) for each in parameters.values()]
-        self.own = [nn.Parameter(_own_rows(each), requires_grad=False) for each in self.whole]
+        self.whole = [_as_dtensor(parameter) for parameter in parameters.values()]
+        self.own = [nn.Parameter(_own_rows(parameter), requires_grad=False) for parameter in self.whole]
         self.optimizer = self._new_optimizer()
 
     def _new_optimizer(self) -> inner.AdamW:
@@ -134,8 +134,8 @@ class Shard:
     def warm_up(self) -> None:
         """Let torch compile now what it compiles at its first use."""
         if self.arithmetic.compiled:
-            each = min(self.manifest.inner.microbatch, self.manifest.inner.sequences // self.ranks)
-            self._gradients(torch.zeros(each, self.manifest.model.context + 1, dtype=torch.int64))
+            sequences = min(self.manifest.inner.microbatch, self.manifest.inner.sequences // self.ranks)
+            self._gradients(torch.zeros(sequences, self.manifest.model.context + 1, dtype=torch.int64))
             for whole in self.whole:
                 whole.grad = None
 
@@ -206,7 +206,7 @@ class Shard:
     def held_bytes(self) -> dict[str, int]:
         """The bytes that stay on this device for as long as it trains, by kind."""
         gradients = [_own_rows(whole.grad) for whole in self.whole if isinstance(whole.grad, DTensor)]
-        moments = [each for name in inner.MOMENTS for each in self.optimizer.state.get(name, ())]
+        moments = [moment for name in inner.MOMENTS for moment in self.optimizer.state.get(name, ())]
         return {
             "weights": _bytes(self.own),
             "gradients": _bytes(gradients),
@@ -248,7 +248,7 @@ def _sharded(manifest: Manifest, ranks: int, device: torch.device, arithmetic: A
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
     """The memory behind them; several may lie in one piece."""
-    pieces = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}
+    pieces = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
     return sum(pieces.values())
 
 

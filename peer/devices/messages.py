@@ -73,7 +73,7 @@ def unpack_tensors(handle: int, layout: TensorLayout) -> dict[str, Tensor]:
 
 def layout_of(tensors: Mapping[str, Tensor]) -> TensorLayout:
     """The layout in which these tensors find room."""
-    return {name: (str(each.dtype).removeprefix("torch."), tuple(each.shape)) for name, each in tensors.items()}
+    return {name: (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)) for name, tensor in tensors.items()}
 
 
 def _end(layout: TensorLayout) -> int:
@@ -178,7 +178,9 @@ _ORDER, _ANSWERS = TypeAdapter(Order), TypeAdapter(Answer | tuple[Answer, ...])
 
 def encoded(message: Order | Answer | tuple[Answer, ...]) -> bytes:
     """An order, an answer, or the answers of several processes, as JSON."""
-    return json.dumps([asdict(each) for each in message] if isinstance(message, tuple) else asdict(message)).encode()
+    return json.dumps(
+        [asdict(answer) for answer in message] if isinstance(message, tuple) else asdict(message)
+    ).encode()
 
 
 def read_order(message: bytes) -> Order:

@@ -50,7 +50,7 @@ def before_joining(device: DeviceName, now: float, nvidia: Path = NVIDIA) -> lis
     found = [open_files(), clock_finding(now)]
     if device == "auto" and (chosen := find_device(device)).type == "cpu":  # who asks for cpu knows
         found.insert(0, computes_on(chosen, nvidia))
-    return [each for each in found if each.outcome != "ok"]
+    return [finding for finding in found if finding.outcome != "ok"]
 
 
 def versions() -> Finding:

@@ -99,7 +99,7 @@ def unknown_peers(reason: str) -> Finding:
 def slow_start(measured: Sequence[MeasuredWay | NoWay], begins_slowly: bool | None) -> Finding | None:
     """Whether TCP finds out anew what a path carries after each pause, as frames of a pipeline have them between each
     other (`docs/benchmarks.md` says what that costs); None where it makes no difference, or nobody knows."""
-    far = any(isinstance(each, MeasuredWay) and each.round_trip > NEAR_ROUND_TRIP_SECONDS for each in measured)
+    far = any(isinstance(way, MeasuredWay) and way.round_trip > NEAR_ROUND_TRIP_SECONDS for way in measured)
     if not far or begins_slowly is None:
         return None
     if begins_slowly:
@@ -123,8 +123,8 @@ def link_of(measured: Sequence[MeasuredWay | NoWay], shaken: Sequence[Handshake 
     """This machine's link as the plan takes it, for work that is counted in seconds (so `operations` are 1): the best
     way to a node, since an access link carries no less, and half of the usual round trip to a peer, or to a node where
     no peer answers."""
-    found = [each for each in measured if isinstance(each, MeasuredWay)]
+    found = [way for way in measured if isinstance(way, MeasuredWay)]
     if not found:
         return None
-    trip = usual_round_trip(shaken) or min(each.round_trip for each in found)
-    return Volunteer(1.0, max(each.up for each in found), max(each.down for each in found), trip / 2)
+    trip = usual_round_trip(shaken) or min(way.round_trip for way in found)
+    return Volunteer(1.0, max(way.up for way in found), max(way.down for way in found), trip / 2)

@@ -82,8 +82,10 @@ class Room:
 def works(manifest: Manifest, speeds: Sequence[Speed], compression: int | None = None) -> list[StageWork]:
     """Return the seconds that each stage takes here; with another `compression` than the run's, if given."""
     return [
-        replace(work_of(manifest, compression, stage), operations=each.passes, update=each.update, closing=each.closing)
-        for stage, each in enumerate(speeds)
+        replace(
+            work_of(manifest, compression, stage), operations=speed.passes, update=speed.update, closing=speed.closing
+        )
+        for stage, speed in enumerate(speeds)
     ]
 
 

@@ -102,7 +102,7 @@ def require_room(folder: Path, force: bool) -> None:
     Raises:
         UserError: something is there that would be lost.
     """
-    there = {each.name for each in folder.iterdir()} if folder.is_dir() else {folder.name} if folder.exists() else set()
+    there = {path.name for path in folder.iterdir()} if folder.is_dir() else {folder.name} if folder.exists() else set()
     if there and not force:
         raise UserError(f"{folder} is not empty: name another folder, or replace the model in it with --force")
     if foreign := sorted(there - OURS):
@@ -259,7 +259,7 @@ def contributors(collected: Collected) -> dict[PeerId, int]:
     for history in collected.counted.values():
         for author in history.ranges:
             rounds[author] = max(rounds.get(author, 0), rounds_of(history, author))
-    return dict(sorted(rounds.items(), key=lambda each: (-each[1], each[0])))
+    return dict(sorted(rounds.items(), key=lambda item: (-item[1], item[0])))
 
 
 def rounds_of(history: History, author: PeerId) -> int:

@@ -166,7 +166,7 @@ class PerStep:
         """Take the weights up from the grids, and make an optimizer of them."""
         for part, grid in swarm.grids.items():
             self.weights[part] = {
-                name: torch.nn.Parameter(to_float(each).to(swarm.weights.device)) for name, each in grid.items()
+                name: torch.nn.Parameter(to_float(tensor).to(swarm.weights.device)) for name, tensor in grid.items()
             }
         self.optimizer = inner.AdamW(_flat(self.weights, self.weights), self.manifest.inner)  # type: ignore[arg-type]
 

@@ -147,7 +147,9 @@ class SharedWeights:
         name = PeerId(base58.b58encode(f"lab {slot}".encode()).decode())
         optimizers = [optimizer(stage, self.switches) for stage in self.wholes[kind].stages]
         outer = {
-            part: OuterState(self.manifest, part, grid, {name: torch.zeros_like(each) for name, each in grid.items()})
+            part: OuterState(
+                self.manifest, part, grid, {name: torch.zeros_like(tensor) for name, tensor in grid.items()}
+            )
             for part, grid in grids.items()
         }
         return LabReplica(name, slot, kind, optimizers, outer)

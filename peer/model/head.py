@@ -58,8 +58,8 @@ class _SlicedLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, None, None]:
         (dx_TD, dweight_VD), ctx.gradients = ctx.gradients, None  # scaled in place: a second pass would do it twice
-        each = g / ctx.tokens
-        return dx_TD.mul_(each), dweight_VD.mul_(each), None, None
+        g_per_token = g / ctx.tokens
+        return dx_TD.mul_(g_per_token), dweight_VD.mul_(g_per_token), None, None
 
 
 def sliced_loss(x_SD: Tensor, w_VD: Tensor, targets_S1: Tensor, sloped: bool) -> tuple[Tensor, Tensor | None]:

@@ -55,7 +55,7 @@ class KeyValues:
         """Keep those of new tokens; what these attend to: all until now."""
         if self.kept is not None:
             assert k_BMLH.shape[2] == 1, "a causal mask is aligned with the first token, not with the last"
-            k_BMLH, v_BMLH = (torch.cat(each, 2) for each in zip(self.kept, (k_BMLH, v_BMLH), strict=True))
+            k_BMLH, v_BMLH = (torch.cat(pair, 2) for pair in zip(self.kept, (k_BMLH, v_BMLH), strict=True))
         self.kept = k_BMLH, v_BMLH
         return self.kept
 

@@ -158,7 +158,7 @@ class BlobFetcher:
         """Take an attempt's place from it. If there are too many such attempts, give the slowest up."""
         attempt.late = True
         self.wanted.lag(wanted.entry.key, attempt.source)
-        late = [each for one in self.bringing.values() for each in one.attempts if each.late]
+        late = [attempt for one in self.bringing.values() for attempt in one.attempts if attempt.late]
         if len(late) > deciding.MOST_SLOW_FETCHES:
-            min(late, key=lambda each: each.speed).patience.give_up()
+            min(late, key=lambda attempt: attempt.speed).patience.give_up()
         self._go_on()

@@ -125,7 +125,7 @@ class Discovery:
             self.lost.pop(peer, None)
             self.seen[peer] = monotonic()
         if len(self.records) > PEERS_KEPT:
-            longest_silent = min(self.records, key=lambda each: self.seen.get(each, 0.0))
+            longest_silent = min(self.records, key=lambda peer: self.seen.get(peer, 0.0))
             for table in (self.records, self.seen, self.lost, self.trips):
                 table.pop(longest_silent, None)
         self.news.ring()
@@ -154,7 +154,7 @@ class Discovery:
         horizon = monotonic() - RECORD_SECONDS
         alive = [self.records[peer] for peer, at in self.seen.items() if at >= horizon and peer not in self.lost]
         here = [peer for peer in alive if not (peer.gone or self.objection(peer.peer_id))]
-        return tuple(sorted([self.record, *here], key=lambda each: each.peer_id))
+        return tuple(sorted([self.record, *here], key=lambda peer: peer.peer_id))
 
     def missed(self) -> list[PeerId]:
         """The peers that do not answer, and have not said goodbye."""

@@ -270,7 +270,7 @@ class Reconciler:
         own = [entry for entry in entries if entry.name.author == me]
         messages = [own[at : at + ENTRIES_NAMED] for at in range(0, len(own), ENTRIES_NAMED)] or [[]]
         hearers = favoured(*self._sorted(self.discovery.others()), HEARERS, random)
-        await asyncio.gather(*(self._send_news(peer, each) for peer in hearers for each in messages))
+        await asyncio.gather(*(self._send_news(peer, entries_sent) for peer in hearers for entries_sent in messages))
 
     def start_learning(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Start `work`, which asks for or fetches what others hold, beside everything else."""
@@ -314,7 +314,7 @@ def summary_to_wire(mine: Summary) -> pb.PartSummary:
 def some_named(keys: Mapping[Part, Sequence[bytes]]) -> dict[Part, list[bytes]]:
     """Select the keys that go into one message: all if they fit, else up to an equal number of each part, at random."""
     share = KEYS_NAMED if sum(map(len, keys.values())) <= KEYS_NAMED else KEYS_NAMED // len(keys)
-    return {part: some(each, share, random) for part, each in keys.items()}
+    return {part: some(part_keys, share, random) for part, part_keys in keys.items()}
 
 
 def require_differences(news: pb.Differences, manifest: Manifest) -> None:
@@ -356,14 +356,14 @@ def require_comparison(asked: pb.Comparison, manifest: Manifest) -> None:
     Raises:
         FormatError: it names more than there can be.
     """
-    _require_parts([each.part for each in asked.parts], manifest)
-    for each in asked.parts:
-        _require(f"rounds of {each.part[:40]}", len(each.rounds), ROUNDS_NAMED)
+    _require_parts([part_summary.part for part_summary in asked.parts], manifest)
+    for part_summary in asked.parts:
+        _require(f"rounds of {part_summary.part[:40]}", len(part_summary.rounds), ROUNDS_NAMED)
 
 
 def _require_keys(named: Sequence[pb.PartKeys], manifest: Manifest) -> None:
-    _require_parts([each.part for each in named], manifest)
-    _require("keys", sum(len(each.keys) for each in named), KEYS_NAMED)
+    _require_parts([part_keys.part for part_keys in named], manifest)
+    _require("keys", sum(len(part_keys.keys) for part_keys in named), KEYS_NAMED)
 
 
 def _require_parts(named: Sequence[str], manifest: Manifest) -> None:
@@ -389,10 +389,12 @@ def entry_to_wire(entry: Entry, window: Window) -> pb.Entry:
 
 def summary_of(theirs: pb.PartSummary) -> Summary:
     """Decode a summary that another peer sent."""
-    checks: Mapping[int, bytes] = {each.round: each.check.to_bytes(8, "big") for each in theirs.rounds}
+    checks: Mapping[int, bytes] = {
+        round_check.round: round_check.check.to_bytes(8, "big") for round_check in theirs.rounds
+    }
     return Summary(Part(theirs.part), theirs.clock, theirs.folded, checks)
 
 
 def keys_of(held: Iterable[pb.PartKeys]) -> set[tuple[Part, bytes]]:
     """Decode all keys that another peer says it holds."""
-    return {(Part(each.part), key.to_bytes(8, "big")) for each in held for key in each.keys}
+    return {(Part(part_keys.part), key.to_bytes(8, "big")) for part_keys in held for key in part_keys.keys}

@@ -301,7 +301,7 @@ class Intake:
 
     def has_revoked(self, author: PeerId) -> bool:
         """Whether the operator has taken an author out."""
-        return any(each.author == author for each in self.revocations)
+        return any(revocation.author == author for revocation in self.revocations)
 
     def restore(self) -> None:
         """Take up the stored contributions, which were accepted before this process began. Those damaged since are
@@ -352,8 +352,8 @@ class Intake:
         ledger, words = self.ledgers[part], self.vouched.get(part, {})
         enough = self.witnesses.get(part, 1)
         before = ledger.all_entries()
-        vouched = [each for each in before if len(words.get(each.key, ())) >= enough]
-        ledger.reconsider({(each.name, each.sha256) for each in vouched})
+        vouched = [entry for entry in before if len(words.get(entry.key, ())) >= enough]
+        ledger.reconsider({(entry.name, entry.sha256) for entry in vouched})
         for entry in before:
             if entry.sha256 not in ledger.versions(entry.name):
                 self.dropped.append(entry)

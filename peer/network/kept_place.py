@@ -129,5 +129,5 @@ def has_first_claim(discovery: Discovery) -> PeerRecord | None:
     me = discovery.record
     if me.role == "observer":
         return None
-    same = (each for each in discovery.others() if (each.role, each.stage, each.slot) == (me.role, me.stage, me.slot))
-    return next((each for each in same if each.peer_id < me.peer_id), None)
+    same = (peer for peer in discovery.others() if (peer.role, peer.stage, peer.slot) == (me.role, me.stage, me.slot))
+    return next((peer for peer in same if peer.peer_id < me.peer_id), None)

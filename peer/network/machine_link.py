@@ -248,17 +248,17 @@ def interface_of(address: str) -> str:
     """The name of the network interface that has an address; empty: none has it."""
     plain = address.partition("%")[0]
     for name, addresses in psutil.net_if_addrs().items():
-        if any(each.address.partition("%")[0] == plain for each in addresses):
+        if any(entry.address.partition("%")[0] == plain for entry in addresses):
             return str(name)
     return ""
 
 
 def _own_address(host: str) -> str:
     try:
-        found = [str(each[4][0]) for each in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
+        found = [str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
     except OSError as error:
         raise UserError(f"--rendezvous {host}: {error.strerror}") from None
-    own = next((each for each in found if interface_of(each)), None)
+    own = next((address for address in found if interface_of(address)), None)
     if own is None or own in WILDCARDS:
         raise UserError(
             f"--rendezvous {host} is no address of this machine: name the one by which the other machines dial this one"

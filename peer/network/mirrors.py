@@ -212,7 +212,7 @@ class Mirrors:
             sources = {source.name: source for source in await self.sources()}
             records, now = self._standings, clock()
             self._standings = {name: records.get(name) or SourceRecord(source) for name, source in sources.items()}
-            for standing in sorted(self._standings.values(), key=lambda each: each.promise(now)):
+            for standing in sorted(self._standings.values(), key=lambda record: record.promise(now)):
                 asked_at = clock()
                 try:
                     data = await standing.source.fetch(block)

@@ -270,4 +270,4 @@ class ReceiptCollector:
 
 def _forward(receipts: Iterable[Work], neighbour: PeerId) -> int:
     """The number of microbatches for which a neighbour signed."""
-    return sum(each.forward for each in receipts if each.signer == neighbour)
+    return sum(receipt.forward for receipt in receipts if receipt.signer == neighbour)

@@ -71,8 +71,8 @@ class Fetching:
         """Find a piece that comes too slowly from others, and that a peer may give instead; None: there is none."""
         now = asyncio.get_running_loop().time()
         for index, attempts in self.flying.items():
-            if peer not in {each.source for each in attempts} and all(
-                each.lags(now, LAG_BYTES_PER_SECOND) for each in attempts
+            if peer not in {attempt.source for attempt in attempts} and all(
+                attempt.lags(now, LAG_BYTES_PER_SECOND) for attempt in attempts
             ):
                 return index
         return None

@@ -180,7 +180,7 @@ class Wanted(Generic[Key, Source]):
     def _try_proven(self, key: Key) -> None:
         if key not in self.doubted or key in self.waiting:
             return
-        proven = {each for each in self.sources[key] if each in self.speeds}
+        proven = {source for source in self.sources[key] if source in self.speeds}
         if proven and proven.isdisjoint(self.trying.get(key, ())):
             self.waiting.append(key)
 
@@ -207,7 +207,7 @@ class Wanted(Generic[Key, Source]):
             self._try_proven(key)
             return False
         pending = self._stop_asking(key)
-        others = [each for each in (pending.holders if pending else []) if each != source]
+        others = [holder for holder in (pending.holders if pending else []) if holder != source]
         self.sources[key] = [source, *others]
         self.waiting.append(key)
         return True
@@ -360,6 +360,6 @@ class Wanted(Generic[Key, Source]):
 
     def _stop_asking(self, key: Key) -> PendingEntry[Source] | None:
         pending = self.pending.pop(key, None)
-        for each in pending.asked if pending else ():
-            self.places.give_back(each)
+        for source in pending.asked if pending else ():
+            self.places.give_back(source)
         return pending

@@ -65,7 +65,7 @@ class Witnesses:
 
     def contributing(self) -> set[PeerId]:
         """The peers of which a contribution of late counts here."""
-        return set().union(*(each.counted_since(each.begun - LATELY) for each in self.intake.ledgers.values()))
+        return set().union(*(ledger.counted_since(ledger.begun - LATELY) for ledger in self.intake.ledgers.values()))
 
     def follow(self) -> None:
         """Set the ledgers' clocks by the others, forward and back. A peer that has reason to think that it was away
@@ -110,7 +110,7 @@ class Witnesses:
         """The common round of those who contribute, and of those who hold the newest state and do not contribute here,
         as spares: these are believed up to the last round that anybody has contributed to."""
         others = [peer for peer in self.discovery.others() if may_author(peer) and holds_newest(peer)]
-        last = max((each.newest_of_all() for each in self.intake.ledgers.values()), default=0)
+        last = max((ledger.newest_of_all() for ledger in self.intake.ledgers.values()), default=0)
         last = max(last, *map(newest, self.intake.shown), 0)
         followed = [min(peer.round, last) for peer in others if last and self._only_follows(peer)]
         return common_round([*self._finished(newest), *followed], self.discovery.manifest.outer.liars)

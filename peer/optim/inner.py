@@ -39,7 +39,10 @@ class AdamW:
         if not self.state:
             shapes = self.shapes
             self.state = {
-                name: [torch.zeros(shapes[f"{i}.{name}"], device=each.device) for i, each in enumerate(self.parameters)]
+                name: [
+                    torch.zeros(shapes[f"{i}.{name}"], device=parameter.device)
+                    for i, parameter in enumerate(self.parameters)
+                ]
                 for name in ADAMW_STATE
             }
 
@@ -71,7 +74,7 @@ class AdamW:
 
     def tensors(self) -> dict[str, Tensor]:
         """Its state, by number of parameter and name: the tensors themselves, which the next step changes."""
-        return {f"{i}.{name}": each for name, of in self.state.items() for i, each in enumerate(of)}
+        return {f"{i}.{name}": tensor for name, of in self.state.items() for i, tensor in enumerate(of)}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take up what `tensors` gave; nothing is no state, and leaves this one."""
@@ -99,7 +102,7 @@ class AdamW:
     @property
     def steps(self) -> int:
         """The number of steps in its moments."""
-        return max((int(each.item()) for each in self.state.get("step", ())), default=0)
+        return max((int(steps.item()) for steps in self.state.get("step", ())), default=0)
 
 
 def resized(tensor: Tensor, columns: int) -> Tensor:
@@ -155,5 +158,5 @@ def stage_clip_factor(stage: int, squared_norm: float, before: Sequence[float], 
     Raises:
         DivergedError: the norm is not a number.
     """
-    others = [square for each, square in enumerate(before) if each != stage]
+    others = [square for other_stage, square in enumerate(before) if other_stage != stage]
     return clip_factor([squared_norm, *others] if before else [squared_norm * stages], clip)

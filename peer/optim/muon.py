@@ -112,6 +112,6 @@ def make_optimizer(
     if inner.optimizer == "adamw":
         return AdamW(parameters, inner)
     named = list(enumerate(zip(tensors, parameters, strict=True)))
-    hidden = frozenset(i for i, (tensor, each) in named if is_layer_matrix(tensor, tuple(each.shape)))
+    hidden = frozenset(i for i, (tensor, parameter) in named if is_layer_matrix(tensor, tuple(parameter.shape)))
     within = {} if basis_dk is None else {i: basis_dk for i, (tensor, _) in named if writes_residual(tensor)}
     return Muon(parameters, inner, hidden=hidden, within=within)

@@ -202,7 +202,9 @@ def spot_check_bytes(manifest: Manifest) -> int:
     """The temporary bytes of computing a microbatch again: what comes into each stage, and one stage's passes."""
     stages = range(manifest.replicas.stages)
     entered = len(stages) * _tokens(manifest) * 4 * manifest.model.d
-    return entered + max(microbatch_bytes(manifest, each, True) + pass_bytes(manifest, each, True) for each in stages)
+    return entered + max(
+        microbatch_bytes(manifest, stage, True) + pass_bytes(manifest, stage, True) for stage in stages
+    )
 
 
 def parts_of(manifest: Manifest, duty: Duty) -> tuple[list[Part], list[Part]]:

@@ -196,9 +196,9 @@ def round_of(work: StageWork, on: Volunteer, overlap: bool = False) -> RoundEsti
 def round_of_group(works: Sequence[StageWork], on: Volunteer, overlap: bool = False) -> RoundEstimate:
     """A round of a group whose stages differ in what they have to do, by the one that takes longest. Where it fills and
     drains, it does so through all of them."""
-    rounds = [round_of(each, on, overlap) for each in works]
-    slowest = max(rounds, key=lambda each: each.seconds)
-    less = 0.0 if works[0].overlap else sum(slowest.step.passes - each.step.passes for each in rounds)
+    rounds = [round_of(work, on, overlap) for work in works]
+    slowest = max(rounds, key=lambda estimate: estimate.seconds)
+    less = 0.0 if works[0].overlap else sum(slowest.step.passes - estimate.step.passes for estimate in rounds)
     step = replace(slowest.step, seconds=slowest.step.seconds - less, ideal=slowest.step.ideal - less)
     steps = works[0].steps
     seconds = slowest.seconds - steps * less
@@ -223,8 +223,8 @@ def best_overlap(work: StageWork, on: Volunteer, overlap: bool = False) -> tuple
     """The least `inner.overlap` with which a round is about as short as with any (within 2 %), and how much shorter it
     is than without, as a share. `overlap` is the outer exchange's."""
     most = min(MOST_OVERLAP, work.microbatches // max(1, work.stages - 1))
-    seconds = [round_of(replace(work, overlap=each), on, overlap).seconds for each in range(most + 1)]
-    best = next(each for each, taken in enumerate(seconds) if taken <= 1.02 * min(seconds))
+    seconds = [round_of(replace(work, overlap=steps), on, overlap).seconds for steps in range(most + 1)]
+    best = next(steps for steps, taken in enumerate(seconds) if taken <= 1.02 * min(seconds))
     return best, 1 - seconds[best] / seconds[0]
 
 
@@ -237,7 +237,7 @@ def best_of(
     work_at: Callable[[int], StageWork], on: Volunteer, choices: Iterable[int], least: float = 0.97
 ) -> int | None:
     """The same, of any work that depends on it."""
-    return next((each for each in sorted(choices) if step_of(work_at(each), on).utilization >= least), None)
+    return next((choice for choice in sorted(choices) if step_of(work_at(choice), on).utilization >= least), None)
 
 
 def compression_at(manifest: Manifest, work_at: Callable[[int], StageWork], on: Volunteer) -> int:

@@ -139,10 +139,10 @@ class BlockStore:
         failed = done.cancelled() or done.exception() is not None
         if failed and self._brought.get(number) is done:
             del self._brought[number]
-        here = [each for each, task in self._brought.items() if task.done()]
-        past = [each for each in here if each not in self._soon]
-        for each in past[: max(0, len(here) - BLOCKS_IN_MEMORY)]:
-            del self._brought[each]
+        here = [block for block, task in self._brought.items() if task.done()]
+        past = [block for block in here if block not in self._soon]
+        for block in past[: max(0, len(here) - BLOCKS_IN_MEMORY)]:
+            del self._brought[block]
 
     async def _bring(self, block: Block) -> Tokens:
         data = await self._from_folder(block)

@@ -140,17 +140,17 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int = CHECKPOIN
 def _tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, Mapping[str, Tensor]]]:
     if checkpoint.optimizer:
         yield OPTIMIZER, checkpoint.optimizer
-    for part, each in checkpoint.parts.items():
-        if each.error_feedback:
-            yield f"{part}.error_feedback.safetensors", each.error_feedback
+    for part, state in checkpoint.parts.items():
+        if state.error_feedback:
+            yield f"{part}.error_feedback.safetensors", state.error_feedback
 
 
 def _blobs(checkpoint: Checkpoint) -> Iterator[tuple[str, bytes]]:
     if checkpoint.handovers.blob:
         yield HANDOVER, checkpoint.handovers.blob
-    for part, each in checkpoint.parts.items():
-        if each.contribution is not None:
-            yield f"{part}.contribution", each.contribution
+    for part, state in checkpoint.parts.items():
+        if state.contribution is not None:
+            yield f"{part}.contribution", state.contribution
 
 
 def note_settled(

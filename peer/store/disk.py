@@ -135,7 +135,7 @@ def require_space(space: Space, folder: Path, what: str, limited: bool) -> None:
 
 def free_disk(folder: Path) -> int:
     """The free bytes of the disk that a folder is on, or would be on."""
-    there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     return shutil.disk_usage(there).free
 
 

@@ -34,7 +34,7 @@ def peer_folder(ticket: Ticket, place: str) -> Path:
 def peer_folders(run: RunId | None) -> list[Path]:
     """The folders of peers that were given none, of one run or (None) of all."""
     locks = home().glob(f"{run[:12] if run else '*'}/*/lock")
-    return sorted(each.parent for each in locks if not each.parents[1].name.startswith("bootstrap-"))
+    return sorted(lock.parent for lock in locks if not lock.parents[1].name.startswith("bootstrap-"))
 
 
 def operators_folder(given: Path | None) -> Path:

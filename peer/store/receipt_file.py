@@ -80,7 +80,7 @@ class KeptReceipts:
                 found[read_receipt(data, self.authority)] = data
             except FormatError:
                 continue
-        write_atomically(path, b"".join(receipt_to_line(found[each]) for each in standing(found)))
+        write_atomically(path, b"".join(receipt_to_line(found[receipt]) for receipt in standing(found)))
         self.sizes[path] = path.stat().st_size
 
     def read(self) -> Iterator[Work]:

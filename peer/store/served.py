@@ -105,7 +105,7 @@ class ContributionStore:
                 yield proof, receipts, sha256 in self.slices
 
     def _write(self, path: Path, data: bytes) -> None:
-        after = _on_disk(len(data)) + sum(taken for each, taken in list(self.sizes.items()) if each != path)
+        after = _on_disk(len(data)) + sum(taken for other_path, taken in list(self.sizes.items()) if other_path != path)
         if self.most_bytes is not None and after > self.most_bytes:
             raise ResourceError(
                 f"what others contribute takes more than the {size(self.most_bytes)} that this disk has left for it: "

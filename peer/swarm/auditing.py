@@ -109,8 +109,8 @@ def overlaps(sets: Sets, author: PeerId, evaluator: Evaluates) -> dict[Pair, flo
     largest. It looks at each contribution of the sets once, as F does."""
     found: dict[Pair, float] = {}
     for contributions in sets.values():
-        mine = [each for each in contributions if each.name.author == author]
-        others = [each for each in contributions if each.name.author != author]
+        mine = [contribution for contribution in contributions if contribution.name.author == author]
+        others = [contribution for contribution in contributions if contribution.name.author != author]
         for one, other in product(mine, others):
             pair = (min(author, other.name.author), max(author, other.name.author))
             found[pair] = max(found.get(pair, 0.0), overlap(one, other, evaluator.manifest).beyond_chance)

@@ -116,7 +116,7 @@ def _has_met_who_knows(outer: OuterLoop) -> bool:
     """Whether this peer has trained with the others to the end; or, where it has come back to it, there is somebody
     who has finished the run, or nobody else ever had a part in what this peer holds."""
     rounds, me = outer.manifest.outer.rounds, outer.followed.me
-    authors = set[PeerId]().union(*(each.ledger.counted_since(1) for each in outer.followed.parts.values()))
+    authors = set[PeerId]().union(*(followed.ledger.counted_since(1) for followed in outer.followed.parts.values()))
     finished = any(peer.round >= rounds for peer in outer.discovery.others())
     return not outer.ended_before or finished or authors <= {me}
 

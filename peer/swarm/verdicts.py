@@ -113,7 +113,7 @@ class Verdicts:
     def scores(self) -> dict[PeerId, float]:
         """The mean gain of each author's last audits, of those who gained least."""
         means = {author: fmean(mine.values()) for author, mine in self.gains.items()}
-        return {author: means[author] for author in sorted(means, key=lambda each: means[each])[:SCORES_TOLD]}
+        return {author: means[author] for author in sorted(means, key=lambda author: means[author])[:SCORES_TOLD]}
 
 
 def harmful(gains: Mapping[PeerId, float]) -> set[PeerId]:

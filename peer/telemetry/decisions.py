@@ -241,7 +241,7 @@ class Audited(EventBase):
 
     @property
     def words(self) -> str:
-        worst_first = sorted(self.gains.items(), key=lambda each: each[1])
+        worst_first = sorted(self.gains.items(), key=lambda item: item[1])
         gains = ", ".join(f"{tail(peer)} {gain:+.4f}" for peer, gain in worst_first)
         return f"Audit of round {self.round}, gains in nats: {gains}"
 

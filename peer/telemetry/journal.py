@@ -45,7 +45,7 @@ class JournalEntry:
             said["ticket"] = ""
         head = (round(self.at, 3), self.event.level, self.event.name, self.event.cause, self.in_round)
         row: dict[str, Any] = strict(dict(zip(HEAD, head, strict=True)) | said)
-        return {name: each[:MOST_TEXT_CHARACTERS] if isinstance(each, str) else each for name, each in row.items()}
+        return {name: value[:MOST_TEXT_CHARACTERS] if isinstance(value, str) else value for name, value in row.items()}
 
     def line(self) -> str:
         """The entry as one line of JSON."""

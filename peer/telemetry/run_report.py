@@ -246,9 +246,9 @@ def strict(value: Any) -> Any:
         case float():
             return value if math.isfinite(value) else None
         case dict():
-            return {key: strict(each) for key, each in value.items()}
+            return {key: strict(element) for key, element in value.items()}
         case list() | tuple():
-            return [strict(each) for each in value]
+            return [strict(element) for element in value]
         case _:
             return value
 

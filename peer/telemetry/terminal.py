@@ -313,7 +313,7 @@ class TestnetScreen:
         table = Table(*COLUMNS, box=None, pad_edge=False, header_style="bold")
         for row in self.rows.values():
             table.add_row(*(Text(cell) for cell in row.cells(monotonic())))
-        losses = [each.loss for each in self.report.losses()]
+        losses = [point.loss for point in self.report.losses()]
         latest = f"  held-out loss {sparkline(losses)}  {losses[0]:.3f} → {losses[-1]:.3f}" if losses else ""
         return Group(table, Text(latest), self.bar or Text(""))
 
@@ -338,7 +338,7 @@ def report_tables(report: Report) -> Group:
         f"outcome: {result['outcome']}",
     ]
     if report.peaks:
-        most = max(report.peaks.items(), key=lambda each: each[1].measured)
+        most = max(report.peaks.items(), key=lambda item: item[1].measured)
         all_of_them = size(sum(peak.measured for peak in report.peaks.values()))
         peak_text = f"most in {most[0]}: {size(most[1].measured)}, by the estimate {size(most[1].estimate)}"
         lines.insert(-1, f"memory: {all_of_them} in {len(report.peaks)} processes; {peak_text}")

@@ -188,7 +188,7 @@ class Testnet:
 
     def _running(self) -> list[tuple[str, int]]:
         """The processes that run now, by name and number."""
-        return [(name, each.process.pid) for name, each in self.latest().items() if self.running(name)]
+        return [(name, child.process.pid) for name, child in self.latest().items() if self.running(name)]
 
     def latest(self) -> dict[str, Child]:
         """The latest process of each name."""

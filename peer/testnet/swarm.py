@@ -45,7 +45,9 @@ class Swarm:
             case GroupBroken() if self.stages.get(process):
                 self.replicas[process] = None  # it is free; the first stage keeps its place
             case StepDone(round, step):
-                self.reached = max(self.reached, Moment(round, step + 1), key=lambda each: (each.round, each.step))
+                self.reached = max(
+                    self.reached, Moment(round, step + 1), key=lambda status: (status.round, status.step)
+                )
             case RoundDone(round):
                 self.ended = max(self.ended, round)
             case _:

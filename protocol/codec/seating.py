@@ -182,7 +182,7 @@ def require_kind(message: pb.Frame, kind: str) -> None:
 
 def _are_peers(members: Sequence[PeerId]) -> bool:
     """Whether these are valid peer ids, and no two are the same."""
-    return len({*members}) == len(members) and all(0 < len(each) <= MOST_LETTERS for each in members)
+    return len({*members}) == len(members) and all(0 < len(member) <= MOST_LETTERS for member in members)
 
 
 def check_digest(told: str) -> str:

@@ -152,7 +152,10 @@ def unpack_likeness(message: pb.SpotCheckAnswer) -> Likeness:
     Raises:
         FormatError: it has numbers that are none.
     """
-    beside = {PeerId(each.peer): (each.activations, each.gradients) for each in message.neighbours[:BESIDE]}
+    beside = {
+        PeerId(neighbour.peer): (neighbour.activations, neighbour.gradients)
+        for neighbour in message.neighbours[:BESIDE]
+    }
     numbers = [message.activations, message.gradients, *(number for both in beside.values() for number in both)]
     if not all(map(isfinite, numbers)):
         raise FormatError("an answer with a likeness that is no number")

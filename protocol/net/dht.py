@@ -164,8 +164,8 @@ class Dht:
     async def read_all(self) -> dict[str, object]:
         """Read what is stored now under all keys of the rules, by subkey."""
         found: dict[str, object] = {}
-        for each in await asyncio.gather(*map(self.read, self.checks.rules.keys)):
-            found |= each
+        for records in await asyncio.gather(*map(self.read, self.checks.rules.keys)):
+            found |= records
         return found
 
     async def while_alive(self, work: Coroutine[Any, Any, object]) -> None:

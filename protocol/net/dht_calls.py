@@ -284,7 +284,7 @@ class Calls:
 def shorten_answer(response: Any) -> None:
     """Shorten an answer so that it can be sent: a random half of the longest dictionary goes, until it is short
     enough."""
-    while sum(len(each.value) for each in response.results) > DHT_ANSWER_BYTES:
-        longest = max(response.results, key=lambda each: len(each.value))
-        found = [DhtEntry("", *each) for each in unpacked(longest.value)]
+    while sum(len(result.value) for result in response.results) > DHT_ANSWER_BYTES:
+        longest = max(response.results, key=lambda result: len(result.value))
+        found = [DhtEntry("", *fields) for fields in unpacked(longest.value)]
         longest.value = packed_dictionary(random.sample(found, len(found) // 2))

@@ -175,8 +175,8 @@ def _scalar(data: bytes) -> object:
 
 def packed_dictionary(entries: Iterable[DhtEntry]) -> bytes:
     """Write a dictionary as hivemind sends it."""
-    items = [[each.owner, each.value, each.expiration] for each in entries]
-    last = max((each.expiration for each in entries), default=0.0)
+    items = [[entry.owner, entry.value, entry.expiration] for entry in entries]
+    last = max((entry.expiration for entry in entries), default=0.0)
     data = msgpack.packb([float("inf"), last, items])
     return bytes(msgpack.packb(msgpack.ExtType(_DICTIONARY_CODE, data)))
 

@@ -195,7 +195,7 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not generi
         known = self.allowances.get(peer)
         if known is None:
             known = self.allowances[peer] = Allowance()
-            idle = (each for each, theirs in self.allowances.items() if each != peer and not theirs.open)
+            idle = (other for other, theirs in self.allowances.items() if other != peer and not theirs.open)
             if len(self.allowances) > CALLERS_KEPT and (longest := next(idle, None)) is not None:
                 del self.allowances[longest]
         self.allowances.move_to_end(peer)

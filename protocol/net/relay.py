@@ -214,7 +214,7 @@ class Relay:
         budget = self.budgets.get(pair)
         if budget is None:
             budget = self.budgets[pair] = Budget()
-            unused = (each for each, theirs in self.budgets.items() if each != pair and not theirs.streams)
+            unused = (other for other, theirs in self.budgets.items() if other != pair and not theirs.streams)
             if len(self.budgets) > RELAY_PAIRS_KEPT and (oldest := next(unused, None)) is not None:
                 del self.budgets[oldest]
         self.budgets.move_to_end(pair)

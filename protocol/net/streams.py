@@ -107,7 +107,7 @@ class Streams:
         except BROKEN_STREAM_ERRORS:  # the daemon has died, which its keeper sees (`protocol.net.dht`)
             return set()
         stream.close()
-        return {PeerId(PeerID(each.id).to_base58()) for each in answer.peers}
+        return {PeerId(PeerID(peer.id).to_base58()) for peer in answer.peers}
 
     async def hang_up(self, peer: PeerId) -> None:
         """End the connection to a peer, and all that goes over it."""

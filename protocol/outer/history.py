@@ -50,7 +50,7 @@ class History:
 
     def to_wire(self) -> dict[str, list[list[int]]]:
         """The history as plain lists, authors in order: one form for one history."""
-        return {author: [[*each] for each in ranges] for author, ranges in sorted(self.ranges.items())}
+        return {author: [[*pair] for pair in ranges] for author, ranges in sorted(self.ranges.items())}
 
     @staticmethod
     def from_wire(data: object, last_round: int) -> "History":
@@ -76,7 +76,7 @@ class History:
 
 
 def _range(pair: object) -> tuple[int, int]:
-    if not isinstance(pair, list) or len(pair) != 2 or any(type(each) is not int for each in pair):
+    if not isinstance(pair, list) or len(pair) != 2 or any(type(bound) is not int for bound in pair):
         raise FormatError("not a history: not a range of rounds")
     first, last = pair
     if first > last:

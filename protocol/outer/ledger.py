@@ -246,7 +246,7 @@ class Ledger:
         closed = set[PeerId]()
         if round <= self.folded:
             closed = {author for author in self.history.ranges if self.history.counts(author, round, self.folded)}
-        return closed.union(*(self.chosen(each) for each in self.accepted if each >= round))
+        return closed.union(*(self.chosen(later_round) for later_round in self.accepted if later_round >= round))
 
     def fold(self, round: int) -> dict[PeerId, str]:
         """Close the next round for ever. Returns what counted in it."""
@@ -331,7 +331,7 @@ class Ledger:
                 kept.receipts.setdefault(signer, receipt)
 
     def _revoked(self, round: int) -> set[PeerId]:
-        return {each.author for each in self.revocations if round >= each.effective(self.window)}
+        return {revocation.author for revocation in self.revocations if round >= revocation.effective(self.window)}
 
 
 def combined(entries: Iterable[Entry], check: bytes = bytes(8)) -> bytes:

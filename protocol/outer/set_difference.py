@@ -70,9 +70,9 @@ class Authored:
     def send(self, name: ContributionName) -> None:
         """Note one more contribution of this peer's."""
         self.sent[name.round] = name
-        for each in (self.sent, self.returned):
-            for old in [round for round in each if round <= name.round - KEPT_ROUNDS]:
-                del each[old]
+        for rounds in (self.sent, self.returned):
+            for old in [round for round in rounds if round <= name.round - KEPT_ROUNDS]:
+                del rounds[old]
 
     def adopt(self, ledger: Ledger) -> tuple[list[ContributionName], list[ContributionName]]:
         """Follow the ledger after `Ledger.adopt`. Returns (what goes back into the error feedback, what is taken out of

@@ -46,7 +46,7 @@ ORTHONORMAL_TOLERANCE = 1e-5
 JSON_BYTES = 2**25
 """The largest config, index or header: those of a model of 1024 layers have 1 MiB."""
 
-STORED = {each.stored: each for each in FORMATS.values() if each.stored}
+STORED = {number_format.stored: number_format for number_format in FORMATS.values() if number_format.stored}
 """Number formats of weights, by the names that safetensors has for them."""
 
 

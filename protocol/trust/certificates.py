@@ -220,7 +220,7 @@ def _caller(certificate: x509.Certificate) -> Caller:
         certifies = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     except (x509.ExtensionNotFound, x509.DuplicateExtension):
         certifies = False
-    issuers = [str(each.value) for each in certificate.issuer.get_attributes_for_oid(NameOID.COMMON_NAME)]
+    issuers = [str(attribute.value) for attribute in certificate.issuer.get_attributes_for_oid(NameOID.COMMON_NAME)]
     issuer = PeerId(issuers[0] if len(issuers) == 1 and len(issuers[0]) <= PEER_CHARACTERS else "")
     return Caller(peer_id_of(key), certificate.not_valid_after_utc.timestamp(), certifies, issuer)
 

@@ -99,8 +99,8 @@ class Authority:
             FormatError: a signature does not hold, it is of another run, or of nobody who may admit.
         """
         card, chain = self._claimed(data)
-        for each in chain:
-            signed.verify_signature(each)
+        for signed_card in chain:
+            signed.verify_signature(signed_card)
         return card
 
     def read_signed(self, data: bytes, kind: str) -> tuple[PeerId, list[Any], Card]:
@@ -125,7 +125,7 @@ class Authority:
             _, _, _, chain = self._message(data, kind)
         except FormatError:
             return 0
-        return sum(not signed.is_verified(each) for each in (*chain, data))
+        return sum(not signed.is_verified(signed_card) for signed_card in (*chain, data))
 
     def _message(self, data: bytes, kind: str) -> tuple[PeerId, list[Any], Card, tuple[bytes, ...]]:
         """Read what a message and its signer's cards claim. **Nothing of it is checked yet.**"""

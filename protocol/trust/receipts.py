@@ -214,32 +214,32 @@ class RoundCredit:
 def standing(receipts: Iterable[Work]) -> list[Work]:
     """Select the receipts that no later one has replaced, each once, in order."""
     kept: dict[tuple[object, ...], Work] = {}
-    for each in receipts:
-        known = kept.get(each.stands_for)
-        if known is None or each.amount > known.amount:
-            kept[each.stands_for] = each
-    return sorted(kept.values(), key=lambda each: (each.round, each.signer))
+    for receipt in receipts:
+        known = kept.get(receipt.stands_for)
+        if known is None or receipt.amount > known.amount:
+            kept[receipt.stands_for] = receipt
+    return sorted(kept.values(), key=lambda receipt: (receipt.round, receipt.signer))
 
 
 def by_round(receipts: Iterable[Work]) -> list[RoundCredit]:
     """Sum up the receipts of one receiver, by round."""
     rounds: dict[int, list[Work]] = {}
-    for each in standing(receipts):
-        rounds.setdefault(each.round, []).append(each)
+    for receipt in standing(receipts):
+        rounds.setdefault(receipt.round, []).append(receipt)
     return [_sum(round, found) for round, found in sorted(rounds.items())]
 
 
 def _sum(round: int, work: list[Work]) -> RoundCredit:
     tokens = microbatches = of_both = 0
-    for stage in {each.stage for each in work}:
+    for stage in {receipt.stage for receipt in work}:
         sides = [(0, 0), (0, 0)]
         for side, beside in enumerate((stage - 1, stage + 1)):
-            seen = [each for each in work if (each.stage, each.beside) == (stage, beside)]
-            pairs = sum(min(each.forward, each.backward) for each in seen)
-            sides[side] = sum(each.tokens for each in seen), pairs
+            seen = [receipt for receipt in work if (receipt.stage, receipt.beside) == (stage, beside)]
+            pairs = sum(min(receipt.forward, receipt.backward) for receipt in seen)
+            sides[side] = sum(receipt.tokens for receipt in seen), pairs
         more = max(sides)
         tokens, microbatches, of_both = tokens + more[0], microbatches + more[1], of_both + min(sides)[0]
-    return RoundCredit(round, tokens, microbatches, of_both, tuple(sorted({each.signer for each in work})))
+    return RoundCredit(round, tokens, microbatches, of_both, tuple(sorted({receipt.signer for receipt in work})))
 
 
 def microbatch_tokens(manifest: Manifest) -> int:

@@ -278,7 +278,7 @@ class Statement:
 def make_statement(signer: Signer, record: PeerRecord, claims: Claims) -> bytes:
     """Sign a statement of what this peer is and holds now."""
     told = {
-        part: [[each.folded, bytes.fromhex(each.digest), each.contributions] for each in last[-CLAIMS_TOLD:]]
+        part: [[claim.folded, bytes.fromhex(claim.digest), claim.contributions] for claim in last[-CLAIMS_TOLD:]]
         for part, last in claims.items()
     }
     return signed.sign_fields(

@@ -89,7 +89,7 @@ def _fields(body: bytes, kind: str) -> list[Any]:
         fields = msgpack.unpackb(body, max_array_len=MOST_ITEMS, max_map_len=MOST_ITEMS)
     except (ValueError, msgpack.UnpackException):
         raise FormatError(f"a signed {kind} that cannot be read") from None
-    if not isinstance(fields, list) or any(isinstance(each, bool) for each in fields):  # True would pass for 1
+    if not isinstance(fields, list) or any(isinstance(field, bool) for field in fields):  # True would pass for 1
         raise FormatError(f"a signed {kind} that is no list of numbers, bytes and names")
     return fields
 

@@ -170,5 +170,5 @@ async def _shake_hands(address: str) -> Handshake | NoWay:
 
 def usual_round_trip(shaken: Sequence[Handshake | NoWay]) -> float | None:
     """The usual round trip to a neighbour, in seconds; None where no peer answers."""
-    trips = [each.round_trip for each in shaken if isinstance(each, Handshake)]
+    trips = [handshake.round_trip for handshake in shaken if isinstance(handshake, Handshake)]
     return median(trips) if trips else None

@@ -83,16 +83,20 @@ class RelayedPeer:
     def _named(self) -> list[str]:
         """The relays for this peer's record. While none holds it, those that did last, or that may: a record that names
         none would say that this peer can be dialled."""
-        return list(self.held) or self.discovery.record.via or [each for each in self.first if is_relay(each)][:1]
+        return (
+            list(self.held) or self.discovery.record.via or [address for address in self.first if is_relay(address)][:1]
+        )
 
     def candidates(self) -> list[str]:
         """Relays that might hold this peer, in an order of its own, so that peers spread; the operator's are among
         them."""
         others = self.discovery.others()
-        known = (*(each.libp2p for each in others if each.relays and not each.via), *self.first)
+        relays = (*(peer.libp2p for peer in others if peer.relays and not peer.via), *self.first)
         now = monotonic()
         free = {
-            each for each in known if is_relay(each) and each not in self.held and self.avoided.get(each, 0.0) <= now
+            address
+            for address in relays
+            if is_relay(address) and address not in self.held and self.avoided.get(address, 0.0) <= now
         }
         me = self.discovery.record.peer_id
         return sorted(free, key=lambda address: sha256(f"{me} {address}".encode()).digest())
@@ -140,9 +144,9 @@ class RelayedPeer:
 
     async def _meet_all(self) -> None:
         connected, now = await self.streams.connected(), monotonic()
-        there = [each for each in self.discovery.others() if each.libp2p and not each.via][:NEIGHBOURS]
+        there = [peer for peer in self.discovery.others() if peer.libp2p and not peer.via][:NEIGHBOURS]
         new = [
-            each.libp2p for each in there if each.peer_id not in connected and self.avoided.get(each.libp2p, 0.0) <= now
+            peer.libp2p for peer in there if peer.peer_id not in connected and self.avoided.get(peer.libp2p, 0.0) <= now
         ]
         await asyncio.gather(*map(self._meet, new))
 

@@ -167,7 +167,7 @@ class Routes:
                 if isinstance(error, UnreachableError):  # its address may have changed: it connects anew
                     await self.streams.hang_up(peer)
         now = monotonic()
-        for address in sorted(self.relays_of(peer), key=lambda each: self.silent.get(each, 0.0) > now):
+        for address in sorted(self.relays_of(peer), key=lambda relay: self.silent.get(relay, 0.0) > now):
             try:
                 return await call_by(self.streams, address, self.signer.card, peer)
             except HetpeerError as error:

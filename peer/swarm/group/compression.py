@@ -58,7 +58,7 @@ class KController:
     @staticmethod
     def of(manifest: Manifest) -> "KController":
         """Return the controller of a group that begins."""
-        start = min(manifest.compressions, key=lambda each: abs(each - START))
+        start = min(manifest.compressions, key=lambda compression: abs(compression - START))
         return KController(manifest.compressions, manifest.inner.microbatches, manifest.inner.overlap > 0, start)
 
     def note(self, seconds: float, passes: Sequence[float]) -> None:

@@ -109,12 +109,12 @@ class GroupSeats:
     @property
     def links(self) -> list[Link]:
         """The links to those beside this stage."""
-        return [each for each in (self.upstream, self.downstream) if each is not None]
+        return [link for link in (self.upstream, self.downstream) if link is not None]
 
     @property
     def lost(self) -> Link | None:
         """A link to a neighbour that has ended; None: none has."""
-        return next((each for each in self.links if each.ended), None)
+        return next((link for link in self.links if link.ended), None)
 
     @property
     def before_is_gone(self) -> bool:
@@ -280,13 +280,13 @@ class GroupSeats:
 
     def hang_up(self, reason: str) -> None:
         """End both links at once: whoever waits for this peer learns that the group is broken."""
-        for each in self.links:
-            each.abort(reason)
+        for link in self.links:
+            link.abort(reason)
 
     def leave(self) -> None:
         """Out of the group, between two inner steps: what has been said still goes out."""
-        for each in self.links:
-            each.close()
+        for link in self.links:
+            link.close()
         self.upstream = self.downstream = None
         self.replica, self.behind = NO_GROUP, ()
 

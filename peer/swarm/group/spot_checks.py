@@ -98,7 +98,9 @@ class Received:
         if kept is None or (kept.activations is None and self.stage) or (kept.gradients is None and not last):
             return None
         compression = self.manifest.compressions[0]
-        there, back = (NOTHING if each is None else each.cpu().numpy() for each in (kept.activations, kept.gradients))
+        there, back = (
+            NOTHING if sample is None else sample.cpu().numpy() for sample in (kept.activations, kept.gradients)
+        )
         return ReceivedPass(round, self.stage, compression, kept.tokens, self.seed, there, back, self.group_digest)
 
     def _sample(self, payload: Tensor | None, backward: bool) -> Tensor | None:
@@ -139,7 +141,7 @@ class SpotChecking:
 
     @property
     def _links(self) -> list[Link]:
-        return [each for each in (self.upstream, self.downstream) if each is not None]
+        return [link for link in (self.upstream, self.downstream) if link is not None]
 
     @property
     def over(self) -> bool:

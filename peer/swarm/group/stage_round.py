@@ -175,9 +175,9 @@ class StageRound:
         assert self.pipeline is not None
         assert self.attempt is not None
         beside = (self.pipeline.upstream, self.trainer.index - 1), (self.pipeline.downstream, self.trainer.index + 1)
-        for each, stage in beside:
-            if each is not None:
-                self.receipt_collector.seen.exchange(self.round, each.peer, stage, self.attempt)
+        for link, stage in beside:
+            if link is not None:
+                self.receipt_collector.seen.exchange(self.round, link.peer, stage, self.attempt)
 
     @contextmanager
     def _watched(self) -> Iterator[None]:

@@ -107,7 +107,7 @@ class OuterLoop:
     def begun(self) -> bool:
         """Whether the run has begun: all the replicas of its manifest have formed, or one, once it has gathered."""
         formed = len(replicas(self.discovery.peers())) >= (1 if self.gathered else self.manifest.replicas.total)
-        contributed = any(each.ledger.accepted for each in self.followed.parts.values())
+        contributed = any(followed.ledger.accepted for followed in self.followed.parts.values())
         return formed or contributed or self.clock > 1 or max(self._run(), self.reconciler.witnesses.most_shown()) > 0
 
     @property
@@ -250,13 +250,13 @@ class OuterLoop:
         self.credited.withheld(self.emit, round, moved.keys() - blobs.keys(), self.followed.parts)
 
     async def _compose(self, part: Part, round: int, steps: int, tensors: Mapping[str, Tensor]) -> bytes:
-        each, record = self.followed.parts[part], self.discovery.record
+        followed, record = self.followed.parts[part], self.discovery.record
         blob, sent = await self.followed.torch_thread.run(
-            each.state.contribute, self.discovery.run_id, round, record.peer_id, steps, tensors, record.slot
+            followed.state.contribute, self.discovery.run_id, round, record.peer_id, steps, tensors, record.slot
         )
-        each.authored.send(sent.name)
-        each.own[round] = sha256_of(blob)
-        self.followed.fresh[each.own[round]] = sent
+        followed.authored.send(sent.name)
+        followed.own[round] = sha256_of(blob)
+        self.followed.fresh[followed.own[round]] = sent
         return blob
 
     async def save(self, blobs: Mapping[Part, bytes], keep: int = CHECKPOINTS_KEPT) -> None:
@@ -341,8 +341,8 @@ class OuterLoop:
         """Look at what has come since the last time: deadlines follow from when."""
         now = monotonic()
         for round in {*self.arrivals, self.clock}:
-            for part, each in self.followed.parts.items():
-                for author in each.ledger.accepted.get(round, {}):
+            for part, followed in self.followed.parts.items():
+                for author in followed.ledger.accepted.get(round, {}):
                     self.arrivals_of(round).arrivals.setdefault(part, {}).setdefault(author, now)
 
     def late(self, round: int, steps: int = 0) -> str:
@@ -386,10 +386,10 @@ class OuterLoop:
         )
 
     def _may_be_led(self, round: int) -> bool:
-        contributed = frozenset().union(*(each.ledger.accepted.get(round, ()) for each in self.followed.parts.values()))
-        applied_in = round + self.manifest.outer.delay
+        ledgers = [followed.ledger for followed in self.followed.parts.values()]
+        contributed = frozenset().union(*(ledger.accepted.get(round, ()) for ledger in ledgers))
         others, me = self.discovery.others(), self.discovery.record
-        return round_policy.may_be_led(others, me, applied_in, contributed)
+        return round_policy.may_be_led(others, me, round + self.manifest.outer.delay, contributed)
 
     def awaited(self, part: Part, round: int) -> frozenset[PeerId]:
         """The authors whose contributions a round waits for: in the first, all who say that they train; later, those of

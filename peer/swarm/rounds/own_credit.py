@@ -26,12 +26,12 @@ TOO_LATE = f"the others had closed the round before it was done; {STAYS_IN_ERROR
 TWICE = f"this peer had contributed to it in another group; {STAYS_IN_ERROR_FEEDBACK}"
 
 
-def credit_objection(part: Part, each: FollowedPart, round: int, me: PeerRecord) -> str:
+def credit_objection(part: Part, followed: FollowedPart, round: int, me: PeerRecord) -> str:
     """Return why this peer's contribution to a part in an open round does not count as of now; empty: it does."""
-    ledger, name = each.ledger, ContributionName(part, round, me.peer_id)
+    ledger, name = followed.ledger, ContributionName(part, round, me.peer_id)
     if me.peer_id in ledger.chosen(round):
         return ""
-    if round not in each.own:
+    if round not in followed.own:
         return IDLE
     if me.on_trial:
         return ON_TRIAL
@@ -79,8 +79,8 @@ class OwnCredit:
         self, emit: Listener, awaited: Mapping[Part, frozenset[PeerId]], parts: Parts, round: int, why: str
     ) -> None:
         """This peer waits no longer for those whose contributions are due."""
-        here = {part: each.ledger.accepted.get(round, {}).keys() for part, each in parts.items()}
+        here = {part: followed.ledger.accepted.get(round, {}).keys() for part, followed in parts.items()}
         without = sorted({str(peer) for part, due in awaited.items() for peer in due - here[part]})
         if without and round not in self.given_up:
-            self.given_up = {each for each in self.given_up if each > round - MOST_VERDICTS} | {round}
+            self.given_up = {old_round for old_round in self.given_up if old_round > round - MOST_VERDICTS} | {round}
             emit(WentOn(round, without, why))

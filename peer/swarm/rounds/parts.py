@@ -76,22 +76,22 @@ class FollowedParts:
     def grids(self) -> dict[Part, dict[str, Tensor]]:
         """θ of every part, in units of 2⁻²⁶: the dictionaries themselves, whose tensors change places on the torch
         thread and are never written to."""
-        return {part: each.state.grid for part, each in self.parts.items()}
+        return {part: followed.state.grid for part, followed in self.parts.items()}
 
     async def ahead(self, round: int) -> dict[Part, Grid]:
         """Return where this peer's inner loop of `round` starts, for the parts of which its contribution to the round
         before is not applied yet: there its own stands for all."""
         last, found = round - 1, {}
-        for part, each in self.parts.items():
-            if last in each.own and last > self.manifest.outer.last_applied(last):
-                own = await self.torch_thread.run(self._read, each.own[last])
-                found[part] = await self.torch_thread.run(each.state.with_own, own)
+        for part, followed in self.parts.items():
+            if last in followed.own and last > self.manifest.outer.last_applied(last):
+                own = await self.torch_thread.run(self._read, followed.own[last])
+                found[part] = await self.torch_thread.run(followed.state.with_own, own)
         return found
 
     @property
     def digests(self) -> dict[str, str]:
         """SHA-256 of the grid of every part, as it was settled last."""
-        return {str(part): each.digest for part, each in self.parts.items()}
+        return {str(part): followed.digest for part, followed in self.parts.items()}
 
     async def settle(self, clock: int, last: int) -> None:
         """Bring every grid to what the ledgers say of rounds up to `last`, and close the rounds that are due."""
@@ -124,15 +124,15 @@ class FollowedParts:
     def is_settled(self, last: int) -> bool:
         """Whether every grid has what the ledgers say of rounds up to `last`."""
         return all(
-            each.ledger.chosen(round) == each.settled.get(round, {})
-            for each in self.parts.values()
-            for round in {*each.ledger.open_rounds(), *each.settled}
+            followed.ledger.chosen(round) == followed.settled.get(round, {})
+            for followed in self.parts.values()
+            for round in {*followed.ledger.open_rounds(), *followed.settled}
             if round <= last
         )
 
     def in_grids(self) -> set[str]:
         """SHA-256 of the contributions to open rounds that are in the grids."""
-        rounds = (settled for each in self.parts.values() for settled in each.settled.values())
+        rounds = (settled for followed in self.parts.values() for settled in followed.settled.values())
         return {sha256 for settled in rounds for sha256 in settled.values()}
 
     async def _fold(self, part: Part, chosen: Mapping[PeerId, str], lasting: bool) -> None:
@@ -165,7 +165,7 @@ class FollowedParts:
         disk. Runs on the torch thread."""
         followed = self.parts[part]
         ledger, last_first = followed.ledger, sorted(followed.settled, reverse=True)
-        sets = ([self._read(each) for each in followed.settled[round].values()] for round in last_first)
+        sets = ([self._read(digest) for digest in followed.settled[round].values()] for round in last_first)
         tensors = (tensor.numpy() for tensor in followed.state.closed(sets).values())
         reading = self.reading if part == EMBEDDING else None
         header = self.snapshots.write(part, ledger.folded, ledger.history, tensors, reading)
@@ -175,7 +175,7 @@ class FollowedParts:
         """Tell the digest of the closed rounds from now on."""
         followed = self.parts[header.part]
         claim = Claim(header.round, header.digest, header.history.total(), bool(followed.state.error_feedback))
-        followed.claims = [*(each for each in followed.claims if each.folded < header.round), claim][-CLAIMS_KEPT:]
+        followed.claims = [*(claim for claim in followed.claims if claim.folded < header.round), claim][-CLAIMS_KEPT:]
 
     async def adopt(self, header: Header, folded: Grid) -> int:
         """Take a state over, from this disk or from others; how many of our contributions count nowhere in it, and go
@@ -231,8 +231,8 @@ def steps_read(contributions: Iterable[Contribution]) -> dict[int, int]:
     """Slot → inner steps, of a round's contributions to the embedding. Of two that name one slot, as liars may, the
     longer counts: better left out than read twice."""
     read: dict[int, int] = {}
-    for each in contributions:
-        read[each.slot] = max(read.get(each.slot, 0), each.steps)
+    for contribution in contributions:
+        read[contribution.slot] = max(read.get(contribution.slot, 0), contribution.steps)
     return read
 
 

@@ -27,9 +27,9 @@ async def take_later_states(outer: OuterLoop) -> None:
             taken += await _take_later_state(outer, part)
     finally:
         if taken:
-            round, since = max(each.round for each in taken), max(each.since for each in taken)
-            fewest = min(each.peers for each in taken)
-            outer.emit(Adopted(round, fewest, all(each.attested for each in taken), since))
+            round, since = max(state.round for state in taken), max(state.since for state in taken)
+            fewest = min(state.peers for state in taken)
+            outer.emit(Adopted(round, fewest, all(state.attested for state in taken), since))
 
 
 async def _take_later_state(outer: OuterLoop, part: Part) -> list[Adopted]:

@@ -42,9 +42,9 @@ class Speeds:
         """A round has ended: so many `seconds` after its beginning each replica's contribution came, with so many
         `steps` behind it."""
         others = [
-            (lasted - TRAVEL_SECONDS) / steps[each]
-            for each, lasted in seconds.items()
-            if each != me and steps.get(each)
+            (lasted - TRAVEL_SECONDS) / steps[peer]
+            for peer, lasted in seconds.items()
+            if peer != me and steps.get(peer)
         ]
         if others and steps.get(me) and seconds.get(me, 0.0) > 0.0:
             self.slowest.append(max(others))
@@ -100,12 +100,12 @@ class Workload:
     def upcoming(self, round: int, share: Spans, done: int = 0) -> Iterator[int]:
         """The chunks that this peer's replica reads next: of its share of a round after the first `done`, and of its
         shares of the rounds that are planned after it."""
-        later = (self.share(each) for each in range(round + 1, self.followed.reading.planned + 1))
+        later = (self.share(later_round) for later_round in range(round + 1, self.followed.reading.planned + 1))
         return chain(islice(chunks(share), done, None), *map(chunks, later))
 
     def note(self, round: int, seconds: float, lasted: Mapping[PeerId, float], awaited: Iterable[PeerId]) -> None:
         """A round has ended, which took so many `seconds`, and in which each replica's contribution to the token
         embedding came when it had `lasted` so long. Who was `awaited`, and has not come, takes longer for H steps."""
-        missing = {each for each in awaited if each not in lasted}
+        missing = {peer for peer in awaited if peer not in lasted}
         steps = self.followed.parts[EMBEDDING].steps.get(round, {}) | dict.fromkeys(missing, self.manifest.inner.steps)
         self.speeds.note({**dict.fromkeys(missing, seconds), **lasted}, steps, self.followed.me)
