@@ -162,7 +162,7 @@ async def joined(
             return (await ask_again()).credentials.chain
 
         node = Node(
-            place=workplace,
+            workplace=workplace,
             settings=settings,
             services=services,
             discovery=network.discovery,

@@ -306,7 +306,7 @@ RELAY_STREAM_SECONDS = 12 * 3600.0
 """The silence after which a relay ends a stream, on which gRPC says something every ten seconds, and the longest life
 of a stream: it is opened anew once in half a day, as a certificate is."""
 
-RELAY_LOOK_SECONDS = 5.0
+RELAY_POLL_SECONDS = 5.0
 """The interval at which a relay looks whether a stream may still go on."""
 
 TUNNELS = 64

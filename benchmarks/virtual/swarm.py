@@ -159,7 +159,7 @@ class Swarm:
 
     def came(self, peer: VirtualPeer, author: int, source: int, begun: float) -> None:
         """The bytes of a contribution."""
-        peer.wanted.came(source, self.sizes.blob / (self.clock.now - begun))
+        peer.wanted.fetched(source, self.sizes.blob / (self.clock.now - begun))
         peer.wanted.drop(author)
         self.accept(peer, author)
         self.spread(peer, author)

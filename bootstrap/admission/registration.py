@@ -111,7 +111,7 @@ class RegistrationService(run_pb2_grpc.RunServicer):
             )
             closed = await asyncio.to_thread(self.admission_policy.is_closed)
             tried = await asyncio.to_thread(self.admission_policy.trials)
-            held = await asyncio.to_thread(self._held, peer, request.card)
+            held = await asyncio.to_thread(self._admitted_before, peer, request.card)
             card = await self._admit(peer, role, request, held, tried)
             await asyncio.to_thread(self.admission_policy.note_admitted, card, caller, invitation, held == card)
         except (FormatError, RefusedError, ResourceError) as error:
@@ -180,7 +180,7 @@ class RegistrationService(run_pb2_grpc.RunServicer):
         on_trial = slot.role in CONTRIBUTING and has_begun and not counted and tried.must_try(peer)
         return Card(peer, slot.role, slot.stage, slot.slot, on_trial)
 
-    def _held(self, peer: PeerId, shown: bytes) -> Card | None:
+    def _admitted_before(self, peer: PeerId, shown: bytes) -> Card | None:
         """The place that a peer was given before, here or at another node of the run that is still one."""
         with suppress(FormatError):
             card = self.register.authority.admitted(peer, shown)

@@ -73,7 +73,7 @@ def prepare_text(wanted: PrepareRequest, out: Path, progress: PrepareProgress) -
     sources = find(wanted.sources, wanted.field)
     partial = out.absolute().with_name(f".{out.absolute().name}.partial")
     try:
-        request = _asked(wanted, sources)
+        request = _cache_key(wanted, sources)
         if not ((partial / WANTED).is_file() and (partial / WANTED).read_bytes() == request):
             shutil.rmtree(partial, ignore_errors=True)  # of another call, which asked for something else
             partial.mkdir(parents=True)
@@ -93,7 +93,7 @@ def prepare_text(wanted: PrepareRequest, out: Path, progress: PrepareProgress) -
     return manifest
 
 
-def _asked(wanted: PrepareRequest, sources: list[DocumentSource]) -> bytes:
+def _cache_key(wanted: PrepareRequest, sources: list[DocumentSource]) -> bytes:
     """All that the shuffled documents depend on."""
     tokenizer = read_encoder(wanted.tokenizer, wanted.end_of_text).sha256 if wanted.tokenizer else ""
     how = [wanted.field, wanted.seed, wanted.train_tokenizer, wanted.end_of_text, tokenizer]

@@ -54,7 +54,7 @@ HAVE_WHOLE = (
 MOST_PORT = 65533
 """The node takes the next two as well."""
 
-STATE_LOOK_SECONDS = 2.0
+STATE_POLL_SECONDS = 2.0
 """The interval, at most, at which the node tells its operator that the run's state has changed, in seconds."""
 
 BOOTSTRAP_EPILOG = (
@@ -286,7 +286,7 @@ async def emit_state(monitor: "Monitor", emit: "Listener", up: "asyncio.Future[T
         if (words := monitor.run_state.words) != last_words:
             last_words = words
             emit(Progress(words))
-        await first_of(monitor.until_changed(STATE_LOOK_SECONDS), stop.wait())
+        await first_of(monitor.until_changed(STATE_POLL_SECONDS), stop.wait())
 
 
 def _require_operator(options: BootstrapOptions) -> None:

@@ -43,7 +43,7 @@ MOST_RETRY_SECONDS = 300.0
 OWN_SECONDS = 3600
 """The validity of the invitation with which this node's own observer joins, in seconds."""
 
-END_LOOK_SECONDS = 2.0
+END_POLL_SECONDS = 2.0
 """The interval, at most, at which the node checks whether the run is near its end, in seconds."""
 
 Revoke = Callable[[Suspected], Awaitable[None]]
@@ -198,7 +198,7 @@ async def keep_model(monitor: Monitor, hold: Hold, emit: Listener, stop: asyncio
     stays for it."""
     monitor.note_last_state("coming")
     while not (monitor.is_near_the_end() or monitor.leaving_holder() or stop.is_set()):
-        await first_of(monitor.until_changed(END_LOOK_SECONDS), stop.wait())
+        await first_of(monitor.until_changed(END_POLL_SECONDS), stop.wait())
     if leaver := monitor.leaving_holder():
         emit(Progress(f"taking the model over: peer {leaver[-8:]} leaves, the last that holds the state of its stage"))
 

@@ -249,7 +249,7 @@ async def bring_up_to_date(
     async def follow(node: Node) -> None:
         nonlocal held_out
         if evaluates:
-            async with node.place.reading(node.emit) as reader:
+            async with node.workplace.reading(node.emit) as reader:
                 held_out = await reader.held_out()
         outer = await outer_loop(node, [])
         async with swarm_membership(node, outer):

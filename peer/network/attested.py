@@ -35,7 +35,7 @@ class Attested:
     """The last round of which this peer itself has taken others' word."""
     mine: MyClaims = field(default_factory=dict)
     """This peer's own closed rounds."""
-    said: dict[PeerId, Mapping[Part, list[Claim]]] = field(default_factory=dict)
+    others_claims: dict[PeerId, Mapping[Part, list[Claim]]] = field(default_factory=dict)
     """The claims of others, as they told them last; those of the peers that were silent for longest are forgotten
     first."""
     disbelieved: set[tuple[PeerId, Part]] = field(default_factory=set)
@@ -67,10 +67,10 @@ class Attested:
             self.bans.note(sender, error)
 
     def _keep(self, signed: bytes) -> bool:
-        said = attestations.read_attestation(signed, self.signer.authority)
-        if said.round <= self.round or self.revoked(said.attester):
+        attestation = attestations.read_attestation(signed, self.signer.authority)
+        if attestation.round <= self.round or self.revoked(attestation.attester):
             return False
-        self.newest, self.signed = said, signed
+        self.newest, self.signed = attestation, signed
         return True
 
     # Attesting
@@ -111,19 +111,19 @@ class Attested:
 
     def believes(self, peer: PeerId, part: Part) -> bool:
         """Whether a peer's word on a part counts: not while the peer claims another past than the attested one."""
-        attested, said = self.claim(part), self.said.get(peer, {}).get(part, [])
-        return attested is None or not attestations.contradicted(attested, said)
+        attested, claimed = self.claim(part), self.others_claims.get(peer, {}).get(part, [])
+        return attested is None or not attestations.contradicted(attested, claimed)
 
-    def look(self, peer: PeerId, told: Mapping[Part, list[Claim]]) -> None:
+    def look(self, peer: PeerId, claims: Mapping[Part, list[Claim]]) -> None:
         """Judge a peer's claims about its closed rounds, and say it once if they are of another past than the attested
         one. The peer may not have heard better yet, so it is not avoided."""
-        self.said.pop(peer, None)
-        self.said[peer] = told
-        if len(self.said) > PEERS_KEPT:
-            forgotten = next(iter(self.said))
-            del self.said[forgotten]
+        self.others_claims.pop(peer, None)
+        self.others_claims[peer] = claims
+        if len(self.others_claims) > PEERS_KEPT:
+            forgotten = next(iter(self.others_claims))
+            del self.others_claims[forgotten]
             self.disbelieved = {(other, part) for other, part in self.disbelieved if other != forgotten}
-        for part in told.keys() & self.mine.keys():
+        for part in claims.keys() & self.mine.keys():
             if self.believes(peer, part):
                 self.disbelieved.discard((peer, part))
             elif (peer, part) not in self.disbelieved:

@@ -141,7 +141,7 @@ class BlobFetcher:
         else:
             if not attempt.late:
                 attempt.ended = True
-                self.wanted.came(attempt.source, wanted.entry.size / max(clock() - started, 1e-9))
+                self.wanted.fetched(attempt.source, wanted.entry.size / max(clock() - started, 1e-9))
             if not wanted.blob.done():
                 wanted.blob.set_result(blob)
                 self.wanted.settle(key)

@@ -168,7 +168,7 @@ class Duplex(Generic[Outgoing, Received]):
     async def _read(self, call: Call) -> None:
         end: HetpeerError = LostMemberError(f"{self.with_whom} is gone")
         try:
-            while (message := await self._heard(call)) is not EOF:
+            while (message := await self._read_message(call)) is not EOF:
                 if message is NO_MESSAGE:
                     end = self.breach("sent bytes that are no message")
                     break
@@ -191,7 +191,7 @@ class Duplex(Generic[Outgoing, Received]):
         finally:
             self._end(end)
 
-    async def _heard(self, call: Call) -> Any:
+    async def _read_message(self, call: Call) -> Any:
         if self.beat is None:
             return await call.read()
         reading = self._tasks.spawn(call.read())

@@ -127,7 +127,7 @@ class Reconciler:
     @property
     def others_claims(self) -> dict[PeerId, Claims]:
         """The claims of others about their closed rounds, as they told them last."""
-        return self.attested.said
+        return self.attested.others_claims
 
     def revocations(self) -> list[bytes]:
         """The operator's revocations to pass on: as many as one message may have."""

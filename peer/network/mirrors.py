@@ -70,7 +70,7 @@ class HttpMirror:
         end = block.offset + block.size - 1
         headers = {"Range": f"bytes={block.offset}-{end}", "Accept-Encoding": "identity"}
         await take_turns(self.bandwidth, block.size)
-        with _told():
+        with _translated_errors():
             async with (
                 asyncio.timeout(BLOCK_SECONDS),
                 self.client.get(f"{self.name}/{block.shard}", headers) as response,
@@ -80,7 +80,7 @@ class HttpMirror:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _translated_errors() -> Iterator[None]:
     """Raise the library's errors as ours."""
     try:
         yield
@@ -109,7 +109,7 @@ async def fetch_whole(client: Client, url: str, most: int) -> bytes:
         UnreachableError: nobody answers.
     """
     try:
-        with _told():
+        with _translated_errors():
             async with client.get(url, {"Accept-Encoding": "identity"}) as response:
                 if response.status != 200:
                     raise RefusedError(f"answers {response.status}")

@@ -258,7 +258,7 @@ class Wanted(Generic[Key, Source]):
             if room[rank] and self.busy[source] < FETCHES_FROM_ONE[rank] and (rank or not better)
         ]
 
-    def came(self, source: Source, speed: float) -> None:
+    def fetched(self, source: Source, speed: float) -> None:
         """Note that bytes have come from a source, so many a second. Their key stays wanted until it is dropped."""
         self._end(source)
         self.usual_speed += (speed - self.usual_speed) / (16 if self.speeds else 1)

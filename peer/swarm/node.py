@@ -84,7 +84,7 @@ class Services:
 class Node:
     """A peer that has joined a run: what a role (volunteer, datacenter, observer) begins with."""
 
-    place: Workplace
+    workplace: Workplace
     settings: PeerSettings
     """The settings of its owner."""
     services: Services

@@ -30,7 +30,7 @@ PULSE_SECONDS = 5.0
 async def outer_loop(node: Node, authored: Sequence[Part]) -> OuterLoop:
     """Take up the outer state of the parts that a peer follows, as its folder has it, or at genesis; with error
     feedback for the parts that it authors."""
-    workplace, intake = node.place, node.reconciler.intake
+    workplace, intake = node.workplace, node.reconciler.intake
     parts = {}
     for part, ledger in intake.ledgers.items():
         genesis = await workplace.torch_thread.run(read_part, workplace.directory, workplace.manifest, part)
@@ -64,7 +64,7 @@ async def swarm_membership(node: Node, outer: OuterLoop) -> AsyncIterator[asynci
     """Meet the others, come abreast of the run, and keep in touch as long as the block lasts. At its end, serve until
     everybody has finished the last round, see that others have what this peer made, and say goodbye."""
     async with asyncio.TaskGroup() as tasks:
-        keeping = await _meet(node, outer, tasks)
+        keeping = await _join_swarm(node, outer, tasks)
         yield tasks
         await serve_the_end(node, outer)
         await hand_over_state(node, outer)
@@ -73,7 +73,7 @@ async def swarm_membership(node: Node, outer: OuterLoop) -> AsyncIterator[asynci
             task.cancel()
 
 
-async def _meet(node: Node, outer: OuterLoop, tasks: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
+async def _join_swarm(node: Node, outer: OuterLoop, tasks: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
     """Meet the others and come abreast of the run. Returns what goes on until this peer leaves."""
     discovery, reconciler = node.discovery, node.reconciler
     steady: tuple[Upkeep, ...] = (
@@ -120,7 +120,7 @@ async def _say_goodbye(node: Node, outer: OuterLoop) -> None:
 async def keep_looking_where_needed(node: Node) -> None:
     """Leave for another stage when this volunteer has been surplus for long, that one is short, and its owner has
     agreed to it. Returns when it leaves."""
-    discovery, manifest, watch = node.discovery, node.place.manifest, surplus.Watch()
+    discovery, manifest, watch = node.discovery, node.workplace.manifest, surplus.Watch()
     while discovery.record.moves_to and not node.asked_to_leave.is_set():
         await asyncio.sleep(PULSE_SECONDS)
         me = discovery.record

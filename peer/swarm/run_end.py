@@ -44,11 +44,11 @@ async def serve_the_end(node: Node, outer: OuterLoop) -> None:
     """Stay as long as others, or the operator's node, need this peer at the run's end."""
     stays = node.settings.stay
     if not outer.leaving:
-        await (take_last_state(outer, node.settings.hold) if outer.missed_end else linger(outer))
+        await (take_last_state(outer, node.settings.hold) if outer.missed_end else serve_until_all_finished(outer))
     if outer.finished and not (outer.missed_end or stays):
         await stay_until_known(outer, node.ask_node)
         while not (outer.leaving or outer.followed.is_settled(outer.last_settled)):  # more has come meanwhile
-            await linger(outer)
+            await serve_until_all_finished(outer)
     if stays and outer.finished and not outer.leaving:
         await stay(outer)
 
@@ -73,7 +73,7 @@ async def stay_until_known(outer: OuterLoop, ask: AskNode) -> None:
         await asyncio.sleep(END_KNOWN_POLL_SECONDS)
 
 
-async def linger(outer: OuterLoop) -> None:
+async def serve_until_all_finished(outer: OuterLoop) -> None:
     """Serve until every peer has finished the last round and all hold the same: what one has heard last, the others
     hear from it. Who does not answer, and has not said goodbye, may be cut off: it is waited for as well, for a while.
     Who was killed at the end and is back has met nobody yet, and looks for others first: they may hold more. A peer
@@ -109,7 +109,9 @@ async def linger(outer: OuterLoop) -> None:
     await outer.settle()
     outer.discovery.update_record(ending=False)
     if not outer.compared:
-        outer.emit(Progress(f"{over(outer)}; nobody is here any more with whom its last state could be compared"))
+        outer.emit(
+            Progress(f"{run_over_words(outer)}; nobody is here any more with whom its last state could be compared")
+        )
 
 
 def _has_met_who_knows(outer: OuterLoop) -> bool:
@@ -142,7 +144,7 @@ async def ask_whether_over(outer: OuterLoop, ask: AskNode) -> None:
             outer.emit(Warned(f"WARNING: {outer.progress.rewind_words}"))
         if word.finished == outer.manifest.outer.rounds and not outer.finished:
             outer.mark_run_over()
-            outer.emit(Progress(f"{over(outer)}: this peer trains no more, and looks for the last state"))
+            outer.emit(Progress(f"{run_over_words(outer)}: this peer trains no more, and looks for the last state"))
 
 
 async def keep_asking_the_node(outer: OuterLoop, ask: AskNode, clock: Callable[[], float] = unix_time) -> None:
@@ -198,10 +200,10 @@ async def take_last_state(outer: OuterLoop, holds: bool = False) -> None:
         await outer.settle()
     else:
         explanation = f"{outer.folder} has the one after round {outer.clock - 1}"
-        outer.emit(Progress(f"{over(outer)}, and nobody who is there holds the last state; {explanation}"))
+        outer.emit(Progress(f"{run_over_words(outer)}, and nobody who is there holds the last state; {explanation}"))
 
 
-def over(outer: OuterLoop) -> str:
+def run_over_words(outer: OuterLoop) -> str:
     """Say that the run is over, in words."""
     return f"the run is over: its {outer.manifest.outer.rounds} rounds are finished"
 

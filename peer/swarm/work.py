@@ -54,7 +54,7 @@ COMPILING = "torch compiles the layers, which takes a minute or more"
 async def serve_stage(node: Node) -> None:
     """Train one stage in one group after another, and follow the rounds in between. A volunteer that leaves before the
     last round hands over."""
-    workplace, services, settings = node.place, node.services, node.settings
+    workplace, services, settings = node.workplace, node.services, node.settings
     arithmetic = settings.arithmetic(
         workplace.manifest, workplace.stage, workplace.device
     )  # before anything takes memory
@@ -96,7 +96,7 @@ async def serve_stage(node: Node) -> None:
 async def serve_datacenter(node: Node) -> None:
     """Train a whole, uncompressed replica through all rounds. The first datacenter also evaluates, and so does one that
     audits."""
-    workplace, audits = node.place, node.settings.audit
+    workplace, audits = node.workplace, node.settings.audit
     split = node.settings.split(workplace.manifest, workplace.device)
     node.emit(Progress(split.arithmetic.words(workplace.device)))
     async with _replica(node, split) as replica:
@@ -136,7 +136,7 @@ async def serve_datacenter(node: Node) -> None:
 @asynccontextmanager
 async def _replica(node: Node, split: Split) -> AsyncIterator[Replica]:
     """Make the replica to train, in this process or in several, which end with the block."""
-    workplace, settings = node.place, node.settings
+    workplace, settings = node.workplace, node.settings
     if split.ranks == 1:
         yield await workplace.torch_thread.run(
             lambda: WholeReplica(workplace.manifest, "datacenter", None, workplace.device, arithmetic=split.arithmetic)
@@ -188,8 +188,8 @@ async def follow_and_evaluate(node: Node) -> None:
     outer = await outer_loop(node, [])
     evaluator = None
     if not node.settings.hold:
-        async with node.place.reading(node.emit) as reader:
-            evaluator = await _evaluator(node.place, reader, None)
+        async with node.workplace.reading(node.emit) as reader:
+            evaluator = await _evaluator(node.workplace, reader, None)
     auditor = Auditor(evaluator) if evaluator is not None and node.settings.audit else None
     if isinstance(evaluator, Evaluator) and auditor is not None:
         do_spot_checks(evaluator, outer, node.services.spot_checks)

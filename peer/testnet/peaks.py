@@ -12,7 +12,7 @@ from protocol.errors import ResourceError
 from protocol.manifest import Manifest
 from protocol.wording import size
 
-LOOK_SECONDS = 1.0
+PEAKS_POLL_SECONDS = 1.0
 
 ROOM = 0.9
 """The share of the memory that is free now with which a testnet plans: the rest is for what else runs here."""
@@ -57,4 +57,4 @@ async def watch_peaks(
             if name in estimates:
                 with suppress(OSError):
                     tell(name, Peak(peak_bytes(process), estimates[name]))
-        await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(PEAKS_POLL_SECONDS)

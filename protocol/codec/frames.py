@@ -113,7 +113,7 @@ class FramePosition:
 class ForwardFrame:
     """Activations [b, L, width] in wire format, with the token ids [b, L + 1] they came from."""
 
-    place: FramePosition
+    position: FramePosition
     activations: bytes
     tokens: npt.NDArray[np.int64]
     embedding_digest: str
@@ -123,7 +123,7 @@ class ForwardFrame:
 class BackwardFrame:
     """Gradients [b, L, width] in wire format."""
 
-    place: FramePosition
+    position: FramePosition
     gradients: bytes
 
 
@@ -174,7 +174,7 @@ class FrameRules:
         """The number of tokens in a sequence: L."""
         return self.activations.context
 
-    def check_tokens(self, data: bytes, place: FramePosition) -> npt.NDArray[np.int64]:
+    def check_tokens(self, data: bytes, position: FramePosition) -> npt.NDArray[np.int64]:
         """Check the bytes of a frame's token ids. Returns the ids [b, L + 1].
 
         Raises:
@@ -182,37 +182,39 @@ class FrameRules:
         """
         expected = 4 * self.sequences * (self.context + 1)
         if len(data) != expected:
-            raise FormatError(f"frame of {place}: {len(data)} bytes of token ids, expected {expected}")
+            raise FormatError(f"frame of {position}: {len(data)} bytes of token ids, expected {expected}")
         tokens = np.frombuffer(data, "<u4").reshape(self.sequences, self.context + 1)
         if int(tokens.max()) >= self.vocabulary:
-            raise FormatError(f"frame of {place}: token id {tokens.max()} of {self.vocabulary}")
+            raise FormatError(f"frame of {position}: token id {tokens.max()} of {self.vocabulary}")
         return tokens.astype(np.int64)
 
 
-def check_tensor(tensor: pb.Tensor, rest: Sequence[pb.Frame], expected: Payload, place: FramePosition) -> bytes:
+def check_tensor(tensor: pb.Tensor, rest: Sequence[pb.Frame], expected: Payload, position: FramePosition) -> bytes:
     """Check a neighbour's tensor; `rest` are the messages behind the first. Returns its bytes.
 
     Raises:
         FormatError: another number format, shape or size than the manifest's, or a value that is too large or none.
     """
     if tensor.format != FORMATS[expected.wire].frame:
-        raise FormatError(f"frame of {place}: number format {tensor.format}, the run's is {expected.wire}")
+        raise FormatError(f"frame of {position}: number format {tensor.format}, the run's is {expected.wire}")
     if len(tensor.shape) != len(expected.shape) or tuple(tensor.shape) != expected.shape:
-        raise FormatError(f"frame of {place}: shape {tensor.shape[:8]}, expected {list(expected.shape)}")
+        raise FormatError(f"frame of {position}: shape {tensor.shape[:8]}, expected {list(expected.shape)}")
     pieces = [tensor.data, *(extra.rest for extra in rest)]
     if any(len(piece) != CHUNK_BYTES for piece in pieces[:-1]):
-        raise FormatError(f"frame of {place}: a piece of its tensor has not {CHUNK_BYTES} bytes")
+        raise FormatError(f"frame of {position}: a piece of its tensor has not {CHUNK_BYTES} bytes")
     data = b"".join(pieces) if rest else tensor.data
     if len(data) != expected.size:
-        raise FormatError(f"frame of {place}: {len(data)} bytes of tensor, expected {expected.size}")
+        raise FormatError(f"frame of {position}: {len(data)} bytes of tensor, expected {expected.size}")
     if not expected.in_range(data):
-        raise FormatError(f"frame of {place}: a value is not a number, or beyond ±{LARGEST_IN_FRAME:.0f}")
+        raise FormatError(f"frame of {position}: a value is not a number, or beyond ±{LARGEST_IN_FRAME:.0f}")
     return data
 
 
 def pack_frame(frame: ForwardFrame | BackwardFrame, rules: FrameRules) -> list[pb.Frame]:
     """Split a frame into the `Payload.messages` messages that go over the wire."""
-    position_message = pb.Place(round=frame.place.round, step=frame.place.step, microbatch=frame.place.microbatch)
+    position_message = pb.Place(
+        round=frame.position.round, step=frame.position.step, microbatch=frame.position.microbatch
+    )
     if isinstance(frame, BackwardFrame):
         data, head = frame.gradients, pb.Frame(backward=pb.Backward(place=position_message))
         head.backward.gradients.CopyFrom(_tensor(data, rules.gradients))
@@ -282,9 +284,9 @@ def check_place(place: pb.Place, expected: FramePosition) -> None:
         raise FormatError(f"expected the frame of {expected}, got that of {got}")
 
 
-def pack_doubt(place: FramePosition) -> pb.Frame:
+def pack_doubt(position: FramePosition) -> pb.Frame:
     """The message that has the rest of the group check what each received of a microbatch."""
-    return pb.Frame(doubt=pb.Place(round=place.round, step=place.step, microbatch=place.microbatch))
+    return pb.Frame(doubt=pb.Place(round=position.round, step=position.step, microbatch=position.microbatch))
 
 
 def pack_sums(round: int, step: int, sums: SumsFrame) -> pb.Frame:

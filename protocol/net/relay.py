@@ -27,11 +27,11 @@ from protocol.limits import (
     RELAY_GREETINGS_OF_PEER,
     RELAY_GREETINGS_OF_STRANGERS,
     RELAY_IDLE_SECONDS,
-    RELAY_LOOK_SECONDS,
     RELAY_OPEN_SECONDS,
     RELAY_PAIRS_KEPT,
     RELAY_PEERS,
     RELAY_PING_SECONDS,
+    RELAY_POLL_SECONDS,
     RELAY_SILENCE_SECONDS,
     RELAY_STREAM_SECONDS,
     RELAY_STREAMS,
@@ -204,7 +204,7 @@ class Relay:
         async with Children() as children:
             carrying = children.spawn(splice(stream, tunnel, spend))
             while not carrying.done():
-                await asyncio.wait((carrying,), timeout=RELAY_LOOK_SECONDS)
+                await asyncio.wait((carrying,), timeout=RELAY_POLL_SECONDS)
                 now = self.clock()
                 idle, old = now - last_heard > RELAY_IDLE_SECONDS, now - began > RELAY_STREAM_SECONDS
                 if idle or old or any(self.objection(peer) for peer in pair):

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from peer.telemetry.run_report import Chaos
 from tests.chaos.damage import Damage, seconds_lost
-from tests.chaos.toll import Toll
+from tests.chaos.toll import AttackCost
 
 
 @dataclass
@@ -18,7 +18,7 @@ class MeasuredChaos(Chaos):
     """The faults of a run with what each cost, and the tolls of its crowds."""
 
     faults: Sequence[Damage]
-    tolls: Sequence[Toll] = ()
+    tolls: Sequence[AttackCost] = ()
 
     def result(self) -> dict[str, Any]:
         """The faults and crowds in `report.json`."""

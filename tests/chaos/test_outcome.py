@@ -10,7 +10,7 @@ from tests.chaos.__main__ import app
 from tests.chaos.damage import Damage
 from tests.chaos.notation import ALL_NOTATIONS
 from tests.chaos.outcome import MeasuredChaos, cost_tables
-from tests.chaos.toll import Memory, Shunned, Toll
+from tests.chaos.toll import AttackCost, BanStats, Memory
 from tests.peer.telemetry.test_run_report import report
 
 KILLED = Damage("kill:stage=0@round=1", ["killed volunteer"], 12.0, (1, 3), 2.54, 1, 4, (12.0, 14.5))
@@ -18,7 +18,7 @@ LATER = Damage("kill:stage=0@round=2", ["killed volunteer"], 20.0, (2, 3), 1.5, 
 UNDONE = Damage("kill:all@round=2", ["not done: the run was over before"], None, (2, 3), 0.0, 0, 0)
 
 
-def shown(damages: Sequence[Damage], tolls: Sequence[Toll] = ()) -> list[str]:
+def shown(damages: Sequence[Damage], tolls: Sequence[AttackCost] = ()) -> list[str]:
     out = io.StringIO()
     chaos = MeasuredChaos(damages, frozenset(), tolls=tolls)
     Console(file=out, width=160, highlight=False).print(cost_tables(chaos))
@@ -45,8 +45,8 @@ def test_the_table_has_the_cost_of_every_fault():
 
 def test_after_a_crowd_it_has_the_pace_the_memory_and_who_was_avoided():
     told: dict[str, object] = {"outcomes": {"clock": {"answered": 1200, "shut out": 3}, "door": {}}, "cpu_seconds": 2.5}
-    memory, shunned = {"volunteer": Memory(500.0, 530.4, 510.0)}, {"clock": Shunned(2, 1, 1.5, 1.5)}
-    toll = Toll("crowd:clock*2@round=2+9s", 10.0, 19.0, 10.25, 9.5, None, memory, shunned, told)
+    memory, shunned = {"volunteer": Memory(500.0, 530.4, 510.0)}, {"clock": BanStats(2, 1, 1.5, 1.5)}
+    toll = AttackCost("crowd:clock*2@round=2+9s", 10.0, 19.0, 10.25, 9.5, None, memory, shunned, told)
     lines = shown([], [toll])
     pace = "crowd:clock*2@round=2+9s: steps a second before 10.25, during 9.50, after –; its own CPU time 2.50 s"
     assert pace in lines

@@ -20,7 +20,7 @@ MEBIBYTE = 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class MemorySample:
     """A process's memory at a time: of itself and of its children, libp2p's daemon."""
 
     seconds: float
@@ -29,7 +29,7 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Met:
+class HostileSighting:
     """A hostile name of the crowd with this number, what it does, and since when."""
 
     number: int
@@ -39,12 +39,12 @@ class Met:
 
 
 @dataclass(frozen=True, slots=True)
-class Witnessed:
+class CrowdEvidence:
     """What is known of the crowds of a run beside its log. `told` is what each crowd's process has written of itself,
     by the number of its fault."""
 
-    held: Sequence[Held] = ()
-    met: Sequence[Met] = ()
+    held: Sequence[MemorySample] = ()
+    met: Sequence[HostileSighting] = ()
     told: Mapping[int, Mapping[str, object]] = field(default_factory=dict)
 
 
@@ -58,7 +58,7 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
-class Shunned:
+class BanStats:
     """Of the names of one kind: how many, how many of them somebody honest avoided, and after how many seconds."""
 
     names: int
@@ -68,7 +68,7 @@ class Shunned:
 
 
 @dataclass(frozen=True, slots=True)
-class Toll:
+class AttackCost:
     """One attack. Steps a second are of all honest processes together; None: nothing to measure them by."""
 
     attack: str
@@ -78,7 +78,7 @@ class Toll:
     during: float | None
     after: float | None
     memory: dict[str, Memory]
-    shunned: dict[str, Shunned]
+    shunned: dict[str, BanStats]
     told: dict[str, object]
 
     @property
@@ -87,7 +87,7 @@ class Toll:
         return max((each.most - each.before for each in self.memory.values()), default=0.0)
 
 
-def tolls(log: Sequence[Timed], witnessed: Witnessed) -> list[Toll]:
+def tolls(log: Sequence[Timed], witnessed: CrowdEvidence) -> list[AttackCost]:
     """The toll of every crowd in the log, in the order of their numbers."""
     times: dict[int, list[tuple[float, Injected]]] = defaultdict(list)
     for entry in log:
@@ -97,7 +97,9 @@ def tolls(log: Sequence[Timed], witnessed: Witnessed) -> list[Toll]:
     return [_toll(log, witnessed, number, told) for number, told in sorted(begun.items())]
 
 
-def _toll(log: Sequence[Timed], witnessed: Witnessed, number: int, told: list[tuple[float, Injected]]) -> Toll:
+def _toll(
+    log: Sequence[Timed], witnessed: CrowdEvidence, number: int, told: list[tuple[float, Injected]]
+) -> AttackCost:
     began, event = told[0]
     ended = told[-1][0] if len(told) > 1 else log[-1].seconds
     steps = [entry.seconds for entry in log if isinstance(entry.event, StepDone)]
@@ -107,7 +109,7 @@ def _toll(log: Sequence[Timed], witnessed: Witnessed, number: int, told: list[tu
             first_steps.setdefault(entry.process, entry.seconds)
     first, last = max(first_steps.values(), default=0.0), max(steps, default=0.0)
     over = min((entry.seconds for entry in log if isinstance(entry.event, Finished)), default=log[-1].seconds)
-    return Toll(
+    return AttackCost(
         attack=event.fault,
         began=began,
         ended=ended,
@@ -126,8 +128,8 @@ def _rate(steps: Iterable[float], since: float, until: float) -> float | None:
     return round(sum(since < each <= until for each in steps) / (until - since), 3)
 
 
-def _memory(held: Iterable[Held], began: float, ended: float) -> dict[str, Memory]:
-    by_process: dict[str, list[Held]] = defaultdict(list)
+def _memory(held: Iterable[MemorySample], began: float, ended: float) -> dict[str, Memory]:
+    by_process: dict[str, list[MemorySample]] = defaultdict(list)
     for each in held:
         by_process[each.process].append(each)
     found = {}
@@ -139,7 +141,7 @@ def _memory(held: Iterable[Held], began: float, ended: float) -> dict[str, Memor
     return found
 
 
-def _shunned(log: Iterable[Timed], met: Sequence[Met]) -> dict[str, Shunned]:
+def _shunned(log: Iterable[Timed], met: Sequence[HostileSighting]) -> dict[str, BanStats]:
     first: dict[str, float] = {}
     for entry in log:
         if isinstance(entry.event, Avoided):
@@ -149,5 +151,5 @@ def _shunned(log: Iterable[Timed], met: Sequence[Met]) -> dict[str, Shunned]:
         names = [each for each in met if each.kind == kind]
         after = [max(0.0, first[each.peer] - each.seconds) for each in names if each.peer in first]
         middle, most = (round(median(after), 1), round(max(after), 1)) if after else (None, None)
-        found[kind] = Shunned(len(names), len(after), middle, most)
+        found[kind] = BanStats(len(names), len(after), middle, most)
     return found

@@ -151,11 +151,11 @@ def read_forward(data: bytes) -> FramePosition:
     frame = frames.unpack_forward([message], RULES, PLACE, EMBEDDING_DIGEST)
     assert frame.tokens.shape == (RULES.sequences, RULES.context + 1)
     assert int(frame.tokens.max()) < MANIFEST.model.vocabulary
-    return frame.place
+    return frame.position
 
 
 def read_backward(data: bytes) -> FramePosition:
-    return frames.unpack_backward([from_protobuf(pipeline_pb2.Frame, data)], RULES, PLACE).place
+    return frames.unpack_backward([from_protobuf(pipeline_pb2.Frame, data)], RULES, PLACE).position
 
 
 (BACKWARD,) = frames.pack_frame(BackwardFrame(PLACE, bytes(RULES.activations.size)), RULES)

@@ -49,7 +49,7 @@ class Slowed:
 
     def seconds(self, step: StepInHand) -> float:
         """How long it sleeps before a pass of this step."""
-        trainer = step.here.trainer
+        trainer = step.pipeline.trainer
         if trainer.index == self.stage and self.trainer is None:
             self.trainer = trainer
         if trainer is not self.trainer or step.round <= GOOD_ROUNDS:
@@ -67,7 +67,7 @@ def slowed(stage: int, nap: Nap = always, honest: bool = True) -> Iterator[Slowe
         if seconds := slow.seconds(step):
             await asyncio.sleep(seconds)
             if slow.honest:
-                number, spent = step.number(microbatch), step.here.seconds
+                number, spent = step.number(microbatch), step.pipeline.seconds
                 spent[number] = spent.get(number, 0.0) + seconds
 
     async def slow_forward(self: StepInHand, microbatch: int) -> None:

@@ -173,12 +173,12 @@ async def try_out(wish: Wish, reach: Reach, port: int, ticket: Ticket, peer: Pee
     except (UnreachableError, RefusedError, PeerError) as error:
         return replace(reach, doubt=f"cannot tell whether others can dial {reach.address(port)}: {error}")
     if dialled == reach.address(port):
-        return replace(reach, objection=objection and _told(objection, reach, port, dialled))
+        return replace(reach, objection=objection and _explained(objection, reach, port, dialled))
     if wish.announce:
         doubt = f"cannot tell whether others can dial {reach.address(port)}: from outside, this peer is at {dialled}"
         return replace(reach, doubt=doubt)
     if objection:
-        return replace(reach, objection=_told(objection, reach, port, dialled))
+        return replace(reach, objection=_explained(objection, reach, port, dialled))
     return replace(reach, announced=(split_address(dialled)[0], None))  # a router forwards the port already
 
 
@@ -226,7 +226,7 @@ def after_change(
     return reach_at(wish, now, had, port)
 
 
-def _told(objection: str, reach: Reach, port: int, dialled: str) -> str:
+def _explained(objection: str, reach: Reach, port: int, dialled: str) -> str:
     advice = _advice(reach, port, dialled)
     return f"others cannot dial this peer at {dialled} ({objection}); it is reached by relays. To do without: {advice}"
 

@@ -41,7 +41,7 @@ class SilentError(LostMemberError):
 class Agreement:
     """One stage's part in it. `k_controller` is the first stage's."""
 
-    here: StageRound
+    stage_round: StageRound
     seats: GroupSeats
     k_controller: KController | None
     attempts: int = 0
@@ -52,7 +52,7 @@ class Agreement:
     @property
     def outer(self) -> OuterLoop:
         """The outer rounds of this peer."""
-        return self.here.outer
+        return self.stage_round.outer
 
     async def reach(self) -> OfferFrame | None:
         """All stages load the round and open their pipelines; what they have agreed on. None: they do not all hold the
@@ -70,7 +70,7 @@ class Agreement:
         if not answer.holds(offer):
             await self._meet(answer)
             return None
-        stage_round = self.here
+        stage_round = self.stage_round
         stage_round.open_pipeline(
             Attempt(self.seats.replica, offer.attempt), self.seats.upstream, self.seats.downstream
         )
@@ -78,7 +78,7 @@ class Agreement:
         digest = stage_round.group_digest(answer.group_digest)
         if self.seats.upstream is not None:
             self.seats.upstream.send(pack_answer(AnswerFrame(offer.round, step, offer.embedding_digest, digest)))
-            neighbours_answer = await self._told(self.seats.upstream, stage_round.trainer.index, offer.round)
+            neighbours_answer = await self._receive_answer(self.seats.upstream, stage_round.trainer.index, offer.round)
             with self.seats.upstream.blamed():
                 step, digest = unpack_start(neighbours_answer, step, offer.goal)
         if self.seats.downstream is not None:
@@ -88,11 +88,13 @@ class Agreement:
 
     async def _offer(self) -> OfferFrame:
         """The round that this first stage is at."""
-        here, record = self.here, self.outer.discovery.record
+        stage_round, record = self.stage_round, self.outer.discovery.record
         assert self.k_controller is not None
-        await here.load(here.round or self.outer.clock, here.steps, self.k_controller.current)
-        where = here.round, here.steps, self.seats.members, self.attempts, record.slot
-        return OfferFrame(*where, here.embedding_digest, here.compression, here.goal, here.pace.bound())
+        await stage_round.load(stage_round.round or self.outer.clock, stage_round.steps, self.k_controller.current)
+        where = stage_round.round, stage_round.steps, self.seats.members, self.attempts, record.slot
+        return OfferFrame(
+            *where, stage_round.embedding_digest, stage_round.compression, stage_round.goal, stage_round.pace.bound()
+        )
 
     async def _take_offer(self) -> OfferFrame | None:
         """Load the round that the stage before offers, or go on with it if it is loaded. None: this peer does not hold
@@ -102,7 +104,7 @@ class Agreement:
             LostMemberError: the stage before is gone.
             BreachError: it offers what cannot be.
         """
-        outer, upstream, stage = self.outer, self.seats.upstream, self.here.trainer.index
+        outer, upstream, stage = self.outer, self.seats.upstream, self.stage_round.trainer.index
         assert upstream is not None
         offer_frame = await self._next_offer(upstream)
         with upstream.blamed():
@@ -113,11 +115,14 @@ class Agreement:
         if outer.clock > offer.round:
             upstream.send(pack_answer(AnswerFrame(outer.clock)))
             return None
-        if self.here.round != offer.round or offer.embedding_digest not in ("", self.here.embedding_digest):
+        if self.stage_round.round != offer.round or offer.embedding_digest not in (
+            "",
+            self.stage_round.embedding_digest,
+        ):
             await self._start_over(offer.embedding_digest, upstream.peer)
-        await self.here.load(offer.round, offer.step, offer.compression, offer.goal)
-        if offer.embedding_digest not in ("", self.here.embedding_digest):
-            upstream.send(pack_answer(AnswerFrame(offer.round, 0, self.here.embedding_digest)))
+        await self.stage_round.load(offer.round, offer.step, offer.compression, offer.goal)
+        if offer.embedding_digest not in ("", self.stage_round.embedding_digest):
+            upstream.send(pack_answer(AnswerFrame(offer.round, 0, self.stage_round.embedding_digest)))
             return None
         return offer
 
@@ -132,7 +137,7 @@ class Agreement:
             receiving, holding = children.spawn(upstream.receive()), children.spawn(self._is_held())
             for waiting_task in (receiving, holding):
                 waiting_task.add_done_callback(lambda _: self.outer.discovery.news.ring())
-            await self.here.follow(
+            await self.stage_round.follow(
                 lambda: receiving.done() or holding.done() or self.seats.lost is not None or self.outer.leaving,
                 self.wait,
             )
@@ -153,13 +158,13 @@ class Agreement:
             await asyncio.sleep(STEP_POLL_SECONDS)
             looks += self.outer.begun
             patience = 2 * round_policy.patience_with_those_behind(self.outer.pace)  # the first stage may wait for them
-            patience += FURTHER_STAGE_SECONDS * self.here.trainer.index
+            patience += FURTHER_STAGE_SECONDS * self.stage_round.trainer.index
         return looks * STEP_POLL_SECONDS
 
     async def finish(self, round: int) -> None:
         """Finish all rounds up to this one. The first stage does so whoever is gone. Raises as
         `StageRound.finish_up_to` does."""
-        await self.here.finish_up_to(round, PeerId(self.seats.replica), lambda: self.seats.before_is_gone)
+        await self.stage_round.finish_up_to(round, PeerId(self.seats.replica), lambda: self.seats.before_is_gone)
 
     def wait(self) -> Waiting:
         """The wait of a member of a group in which this stage has nobody to look for."""
@@ -169,9 +174,9 @@ class Agreement:
     async def _start_over(self, embedding_digest: str, neighbour: PeerId) -> None:
         """Load this round anew, with the token embedding that the group has. The steps that this stage has done from
         another embedding are contributed first."""
-        await self.here.contribute()
+        await self.stage_round.contribute()
         if embedding_digest not in ("", self.outer.followed.digests.get(EMBEDDING)):
-            await self.here.compare_with(neighbour)
+            await self.stage_round.compare_with(neighbour)
             await self.outer.settle_part(EMBEDDING)
 
     async def _answer_behind(self, offer: OfferFrame) -> AnswerFrame:
@@ -182,16 +187,16 @@ class Agreement:
         """
         downstream = self.seats.downstream
         if downstream is None:
-            return AnswerFrame(offer.round, self.here.steps, offer.embedding_digest)
+            return AnswerFrame(offer.round, self.stage_round.steps, offer.embedding_digest)
         downstream.send(pack_offer(offer))
-        answer = await self._told(downstream, len(self.seats.behind), offer.round)
+        answer = await self._receive_answer(downstream, len(self.seats.behind), offer.round)
         with downstream.blamed():
             return unpack_answer(answer, self.outer.manifest)
 
-    async def _told(self, link: Link, stages: int, round: int) -> pb.Frame:
+    async def _receive_answer(self, link: Link, stages: int, round: int) -> pb.Frame:
         """Receive a neighbour's next message about a round that `stages` of the group have to agree on. A long wait for
         it is emitted as an event."""
-        stage = self.here.trainer.index + (1 if link is self.seats.downstream else -1)
+        stage = self.stage_round.trainer.index + (1 if link is self.seats.downstream else -1)
         async with Children() as children:
             answering = children.spawn(link.receive())
             await asyncio.wait((answering,), timeout=LONG_WAIT_SECONDS)
@@ -207,7 +212,7 @@ class Agreement:
         """Catch up with a stage behind that is ahead of us, or that holds contributions that we have not: fetch them
         from the stage behind this one, which does the same. The first stage ends the round with the inner steps that it
         has, or begins it anew."""
-        stage_round, outer, upstream = self.here, self.outer, self.seats.upstream
+        stage_round, outer, upstream = self.stage_round, self.outer, self.seats.upstream
         if self.seats.downstream is not None:
             await stage_round.compare_with(self.seats.downstream.peer)
         if upstream is not None:

@@ -56,7 +56,7 @@ class Handover:
             pending.answer.set_result("this peer leaves, too")
 
     @property
-    def due(self) -> bool:
+    def has_offer(self) -> bool:
         """Whether a handover waits to be taken."""
         return self.service.waiting is not None
 

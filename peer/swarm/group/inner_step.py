@@ -127,7 +127,7 @@ class PipelineStage:
             outcome = await current.take()
         finally:
             current.stop()
-        self.begun, self.batch = current.todo.forwards - current.todo.microbatches, current.next_batch
+        self.begun, self.batch = current.schedule.forwards - current.schedule.microbatches, current.next_batch
         passes, manifest = outcome.sums.passes[0], self.trainer.manifest
         self.norms = outcome.sums.squared_norms if manifest.inner.clips_by_others else ()
         self.speed = self.rules.sequences * manifest.model.context / passes
@@ -166,22 +166,22 @@ class PipelineStage:
 class StepInHand:
     """An inner step of a stage while it lasts."""
 
-    def __init__(self, here: PipelineStage, round: int, step: int, source: Source | None) -> None:
-        manifest, stage = here.trainer.manifest, here.trainer.index
-        self.here, self.manifest = here, manifest
+    def __init__(self, pipeline: PipelineStage, round: int, step: int, source: Source | None) -> None:
+        manifest, stage = pipeline.trainer.manifest, pipeline.trainer.index
+        self.pipeline, self.manifest = pipeline, manifest
         self.round, self.step, self.source = round, step, source
         self.late = manifest.late(stage)
         """Microbatches of the next step that go forward in this one."""
-        self.todo, n = self._schedule(), manifest.inner.microbatches
+        self.schedule, n = self._schedule(), manifest.inner.microbatches
         self.before: Incoming | None = None
-        if here.upstream is not None:
+        if pipeline.upstream is not None:
             end = Expected(1, lambda messages: unpack_end(messages[0], round, step, manifest.replicas.stages))
-            self.before = Incoming(here.upstream, [*map(self._expected_forward, range(here.begun, n)), end])
+            self.before = Incoming(pipeline.upstream, [*map(self._expected_forward, range(pipeline.begun, n)), end])
         self.behind: Incoming | None = None
-        if here.downstream is not None:
+        if pipeline.downstream is not None:
             behind = manifest.replicas.stages - 1 - stage
             sums = Expected(1, lambda messages: unpack_sums(messages[0], round, step, behind))
-            self.behind = Incoming(here.downstream, [*map(self._expected_backward, range(n)), sums])
+            self.behind = Incoming(pipeline.downstream, [*map(self._expected_backward, range(n)), sums])
         self.losses: list[float] = []
         self.next_batch: Batch | None = None
         self.sent: float | None = None
@@ -190,16 +190,16 @@ class StepInHand:
 
     async def take(self) -> StepTaken:
         """All microbatches forward and back, and the optimizer's step."""
-        pipeline, inner = self.here, self.manifest.inner
+        pipeline, inner = self.pipeline, self.manifest.inner
         sums: SumsFrame | None = None
         end: EndFrame | None = None
         if self.source is not None and pipeline.batch is None:
             pipeline.batch = await self.source.batch(0)
         started, seconds = monotonic(), 0.0
-        while sums is None or not self.todo.done:
-            if sums is None and self.todo.summed:
+        while sums is None or not self.schedule.done:
+            if sums is None and self.schedule.summed:
                 seconds, sums = monotonic() - started, await self._sum_up()
-            elif self.todo.asks and (self.source is not None or self._is_ready(self.before)):
+            elif self.schedule.asks and (self.source is not None or self._is_ready(self.before)):
                 end = await self._end(1.0)
                 await self._go_on(end)
             else:
@@ -222,13 +222,13 @@ class StepInHand:
 
     def number(self, microbatch: int) -> int:
         """Return the number of a microbatch in the round. Those of the next step follow those of this one."""
-        return self.step * self.todo.microbatches + microbatch
+        return self.step * self.schedule.microbatches + microbatch
 
     # What the stages tell each other
 
     async def _sum_up(self) -> SumsFrame:
         """The gradients are in: tell the stage before, once the stages behind have told of theirs."""
-        pipeline, numbers = self.here, map(self.number, range(self.todo.microbatches))
+        pipeline, numbers = self.pipeline, map(self.number, range(self.schedule.microbatches))
         passes = max(median([pipeline.seconds.pop(number) for number in numbers]), SHORTEST_SECONDS)
         squared_norm = await pipeline.torch_thread.run(pipeline.trainer.squared_norm)
         if self.behind is None:
@@ -245,22 +245,22 @@ class StepInHand:
         this is the first stage."""
         if self.before is None:
             assert self.source is not None
-            end = EndFrame(factor, self.source.ends(), self.here.norms)
+            end = EndFrame(factor, self.source.ends(), self.pipeline.norms)
         else:
             end = await self._next_of(self.before)
-        if self.here.downstream is not None:
-            self.here.downstream.send(pack_end(self.round, self.step, end))
+        if self.pipeline.downstream is not None:
+            self.pipeline.downstream.send(pack_end(self.round, self.step, end))
         return end
 
     async def _go_on(self, end: EndFrame) -> None:
         """Begin the first microbatches of the next step, if there is one."""
-        self.todo.more = 0 if end.last else self.late
+        self.schedule.more = 0 if end.last else self.late
         if end.last:
             return
         if self.source is not None:
             self.next_batch = await self.source.batch(1)
         if self.before is not None:
-            n = self.todo.microbatches
+            n = self.schedule.microbatches
             self.before.expect(map(self._expected_forward, range(n, n + self.late)))
 
     async def _next_of(self, incoming: Incoming) -> Any:
@@ -272,7 +272,7 @@ class StepInHand:
     def _waiting_for(self, link: Link | None) -> Iterator[None]:
         """Name `link` in `PipelineStage.waiting` while the block runs, and add its seconds to `waited_before`, if it is
         the link upstream, or to `waited_behind`."""
-        pipeline, started = self.here, monotonic()
+        pipeline, started = self.pipeline, monotonic()
         pipeline.waiting = link
         try:
             yield
@@ -287,7 +287,7 @@ class StepInHand:
 
     async def _pass_next(self) -> None:
         """The next pass; or wait until a neighbour has sent something, if there is none to be done."""
-        match self.todo.next(self._is_ready(self.before), self._is_ready(self.behind)):
+        match self.schedule.next(self._is_ready(self.before), self._is_ready(self.behind)):
             case Forward(microbatch):
                 await self._forward(microbatch)
             case Backward(microbatch):
@@ -296,13 +296,13 @@ class StepInHand:
                 for incoming in (self.before, self.behind):
                     if incoming is not None and incoming.failed:
                         incoming.take()  # the step cannot end: whoever waits for this stage is to learn it
-                upstream = isinstance(self.todo.due, Forward)
-                with self._waiting_for(self.here.upstream if upstream else self.here.downstream):
+                upstream = isinstance(self.schedule.due, Forward)
+                with self._waiting_for(self.pipeline.upstream if upstream else self.pipeline.downstream):
                     await wait_for_any(self.before, self.behind)
 
     async def _forward(self, microbatch: int) -> None:
         """One forward pass, whose outcome is sent on; at the last stage it is the loss."""
-        pipeline, position = self.here, self._place(microbatch)
+        pipeline, position = self.pipeline, self._position(microbatch)
         if self.before is None:
             batch = pipeline.batch if position.step == self.step else self.next_batch
             assert batch is not None
@@ -329,41 +329,41 @@ class StepInHand:
 
     async def _backward(self, microbatch: int) -> None:
         """One backward pass, whose outcome is sent back."""
-        here = self.here
+        pipeline = self.pipeline
         frame: BackwardFrame | None = self.behind.take() if self.behind is not None else None
         gradients = None if frame is None else frame.gradients
         with self._timed(microbatch):
-            out = await here.torch_thread.run(here.compute_backward, self.number(microbatch), gradients)
-        if here.upstream is not None and out is not None:
-            require_in_range(out, here.rules.gradients, here.downstream or here.upstream)
-            send(here.upstream, BackwardFrame(self._place(microbatch), out), here.rules)
+            out = await pipeline.torch_thread.run(pipeline.compute_backward, self.number(microbatch), gradients)
+        if pipeline.upstream is not None and out is not None:
+            require_in_range(out, pipeline.rules.gradients, pipeline.downstream or pipeline.upstream)
+            send(pipeline.upstream, BackwardFrame(self._position(microbatch), out), pipeline.rules)
 
     @contextmanager
     def _timed(self, microbatch: int) -> Iterator[None]:
         begun, number = monotonic(), self.number(microbatch)
         yield
-        self.here.seconds[number] = self.here.seconds.get(number, 0.0) + monotonic() - begun
+        self.pipeline.seconds[number] = self.pipeline.seconds.get(number, 0.0) + monotonic() - begun
 
     # What is expected
 
     def _schedule(self) -> Schedule:
-        here, stages = self.here, self.manifest.replicas.stages
-        depth = max(here.depth or least_depth(here.trainer.index, stages), self.late + 1)
+        pipeline, stages = self.pipeline, self.manifest.replicas.stages
+        depth = max(pipeline.depth or least_depth(pipeline.trainer.index, stages), self.late + 1)
         more = None if self.late else 0
         n = self.manifest.inner.microbatches
-        return Schedule(here.trainer.index, stages, n, depth, here.begun, more)
+        return Schedule(pipeline.trainer.index, stages, n, depth, pipeline.begun, more)
 
-    def _place(self, microbatch: int) -> FramePosition:
-        steps, number = divmod(microbatch, self.todo.microbatches)
+    def _position(self, microbatch: int) -> FramePosition:
+        steps, number = divmod(microbatch, self.schedule.microbatches)
         return FramePosition(self.round, self.step + steps, number)
 
     def _expected_forward(self, microbatch: int) -> Expected:
-        rules, place, digest = self.here.rules, self._place(microbatch), self.here.embedding_digest
-        return Expected(rules.activations.messages, lambda messages: unpack_forward(messages, rules, place, digest))
+        rules, position, digest = self.pipeline.rules, self._position(microbatch), self.pipeline.embedding_digest
+        return Expected(rules.activations.messages, lambda messages: unpack_forward(messages, rules, position, digest))
 
     def _expected_backward(self, microbatch: int) -> Expected:
-        rules, place = self.here.rules, self._place(microbatch)
-        return Expected(rules.gradients.messages, lambda messages: unpack_backward(messages, rules, place))
+        rules, position = self.pipeline.rules, self._position(microbatch)
+        return Expected(rules.gradients.messages, lambda messages: unpack_backward(messages, rules, position))
 
     @staticmethod
     def _is_ready(incoming: Incoming | None) -> bool:

@@ -39,7 +39,7 @@ REGROUP_ROUNDS = 4
 class ServedStage:
     """One stage, and who sits beside it. `reader` and `k_controller` are the first stage's."""
 
-    here: StageRound
+    stage_round: StageRound
     seats: GroupSeats
     reader: Reader | None = None
     k_controller: KController | None = None
@@ -52,18 +52,18 @@ class ServedStage:
 
     def __post_init__(self) -> None:
         """No group has formed."""
-        self.agreement = Agreement(self.here, self.seats, self.k_controller)
+        self.agreement = Agreement(self.stage_round, self.seats, self.k_controller)
         self.slow_members = SlowMembers(self.outer, self.seats)
 
     @property
     def outer(self) -> OuterLoop:
         """The outer rounds of this peer."""
-        return self.here.outer
+        return self.stage_round.outer
 
     @property
     def is_first(self) -> bool:
         """Whether this is the first stage."""
-        return self.here.trainer.index == 0
+        return self.stage_round.trainer.index == 0
 
     @property
     def _ends(self) -> bool:
@@ -71,10 +71,10 @@ class ServedStage:
 
     async def serve(self) -> None:
         """Train in one group after another, until the run is over or this peer leaves."""
-        self.here.overdue, failures = self._watch, 0
-        await self.here.resume_from_checkpoint()
+        self.stage_round.overdue, failures = self._watch, 0
+        await self.stage_round.resume_from_checkpoint()
         while self.is_first and self.outer.contributed and not self._ends:
-            await self.here.finish()  # without doing a round twice
+            await self.stage_round.finish()  # without doing a round twice
         self.seats.open = True
         while not self._ends:
             try:
@@ -92,9 +92,9 @@ class ServedStage:
                     break
                 await self._break_up(error)
                 failures = await self._pause(failures)
-        await self.here.abandon("this peer leaves")
+        await self.stage_round.abandon("this peer leaves")
         self.seats.close()
-        await self.here.contribute()
+        await self.stage_round.contribute()
 
     async def _pause(self, failures: int) -> int:
         """Pause before the first stage tries again, after so many failures in a row. Returns the new number of
@@ -116,7 +116,7 @@ class ServedStage:
             seats.replica = ReplicaId(outer.discovery.record.peer_id)
             self.agreement.attempts += 1
         else:
-            await self.here.follow(lambda: seats.is_called or outer.leaving, self._wait_for_a_group)
+            await self.stage_round.follow(lambda: seats.is_called or outer.leaving, self._wait_for_a_group)
             if self._ends:
                 return
             seats.sit_down()
@@ -127,7 +127,7 @@ class ServedStage:
             if self.is_first:
                 await self._fill_as_first(filling.done)
             else:
-                await self.here.follow(
+                await self.stage_round.follow(
                     lambda: filling.done() or seats.before_is_gone or outer.leaving, self._wait_for_members
                 )
             if filling.done():
@@ -140,17 +140,17 @@ class ServedStage:
         """Go through the rounds of the others, until there are members."""
         outer = self.outer
         while not (filled() or self._ends):
-            await self.here.handover.accept_handover()
+            await self.stage_round.handover.accept_handover()
             outer.emit(self._wait_for_members())
-            if self.here.round and outer.late(self.here.round, self.here.steps):
-                await self.agreement.finish(self.here.round)
-            elif self.here.round:
+            if self.stage_round.round and outer.late(self.stage_round.round, self.stage_round.steps):
+                await self.agreement.finish(self.stage_round.round)
+            elif self.stage_round.round:
                 await outer.discovery.news.wait(1.0)
             elif (
                 await wait_for_round(
                     outer,
                     outer.clock,
-                    lambda: filled() or self.here.handover.due or outer.leaving,
+                    lambda: filled() or self.stage_round.handover.has_offer or outer.leaving,
                     self._wait_for_members,
                 )
                 or outer.is_behind
@@ -183,23 +183,23 @@ class ServedStage:
         if isinstance(error, BreachError):
             self._dismiss(error)
         if self.announced_members:
-            outer.emit(GroupBroken(self.seats.replica, self.here.round, self.here.steps, reason))
+            outer.emit(GroupBroken(self.seats.replica, self.stage_round.round, self.stage_round.steps, reason))
         self.announced_members, self.offer = (), None  # should the same peers form it again, that is told
         self.slow_members.group_broken()
         if isinstance(error, SilentError):
             self.seats.note_silence(error.peer)
-        if self.here.pipeline is not None:  # else what has been said of the last step still goes out
+        if self.stage_round.pipeline is not None:  # else what has been said of the last step still goes out
             self.seats.hang_up(reason)
-        await self.here.abandon(reason)
+        await self.stage_round.abandon(reason)
         self.seats.leave()
-        if not (self.is_first and self.here.steps):  # nobody should wait for what is not to come
+        if not (self.is_first and self.stage_round.steps):  # nobody should wait for what is not to come
             await outer.discovery.publish(replica="")
-        if not self.is_first and self.here.steps >= outer.manifest.inner.steps:
-            await self.here.contribute()  # a group that has to do this round again may call all the same
+        if not self.is_first and self.stage_round.steps >= outer.manifest.inner.steps:
+            await self.stage_round.contribute()  # a group that has to do this round again may call all the same
 
     def _dismiss(self, error: BreachError) -> None:
         """Do not talk to a neighbour for a while."""
-        self.outer.emit(Dismissed(error.peer, self.here.round, self.here.steps, str(error)))
+        self.outer.emit(Dismissed(error.peer, self.stage_round.round, self.stage_round.steps, str(error)))
         self.outer.reconciler.bans.note(error.peer, error)
 
     # Rounds
@@ -221,7 +221,7 @@ class ServedStage:
             LostMemberError, BreachError: a neighbour is gone, or broke the protocol, or is slow while another
                 volunteer of its stage is free.
         """
-        stage_round = self.here
+        stage_round = self.stage_round
         source, last = (
             RoundText(stage_round, self.reader) if self.reader is not None else None,
             stage_round.steps >= stage_round.goal,
@@ -243,11 +243,13 @@ class ServedStage:
     @contextmanager
     def _checking(self) -> Iterator[SpotChecking]:
         """Check at random what the neighbours send in the inner loop of this block."""
-        pipeline = self.here.pipeline
+        pipeline = self.stage_round.pipeline
         assert pipeline is not None
         assert pipeline.received is not None
         neighbours = pipeline.upstream, pipeline.downstream
-        checks = SpotChecking(self.outer, pipeline.received, self.here.round, *neighbours, self._part, self.seats.tasks)
+        checks = SpotChecking(
+            self.outer, pipeline.received, self.stage_round.round, *neighbours, self._part, self.seats.tasks
+        )
         try:
             yield checks
         finally:
@@ -261,16 +263,16 @@ class ServedStage:
 
     def _watch(self, seconds: float) -> None:
         """The inner step in flight has lasted so long: too long, if a neighbour is waited for."""
-        waits_for = self.here.waits_for
+        waits_for = self.stage_round.waits_for
         if waits_for is None or self.offer is None:
             return
-        side = len(self.seats.behind) if waits_for is self.seats.downstream else self.here.trainer.index
-        if seconds >= patience_with(self.here.pace.bound_in(self.offer.patience), side):
+        side = len(self.seats.behind) if waits_for is self.seats.downstream else self.stage_round.trainer.index
+        if seconds >= patience_with(self.stage_round.pace.bound_in(self.offer.patience), side):
             self._part(waits_for.breach(f"held its group up: an inner step has not ended in {seconds:.0f} s"))
 
     async def _end_round(self) -> None:
         """Contribute, finish the round, and see whether groups change members."""
-        round = self.here.round or self.outer.clock
+        round = self.stage_round.round or self.outer.clock
         better = self._better_group(round)
         if self.k_controller is not None and (chosen := self.k_controller.decide()):
             self.outer.emit(CompressionChosen(self.k_controller.current, chosen))
@@ -292,7 +294,7 @@ class ServedStage:
     async def _regroup(self, better: list[PeerId]) -> None:
         """Leave this group between two rounds, for one that suits better."""
         assert self.offer is not None
-        outer, stage, members = self.outer, self.here.trainer.index, self.offer.members
+        outer, stage, members = self.outer, self.stage_round.trainer.index, self.offer.members
         behind = better[stage + 1] if better and stage + 1 < len(members) else None
         if behind is not None and behind != members[stage + 1]:
             outer.emit(MemberChanged(members[stage + 1], behind, stage + 1, outer.clock))

@@ -249,7 +249,7 @@ class StageRound:
 
         await self.contribute()
         for applied_round in self.outer.manifest.outer.applied(round):
-            while not await wait_for_round(self.outer, applied_round, lambda: self.handover.due or is_left()):
+            while not await wait_for_round(self.outer, applied_round, lambda: self.handover.has_offer or is_left()):
                 if is_left():
                     return
                 if self.outer.is_behind:
@@ -305,7 +305,9 @@ class StageRound:
         what this peer waits for meanwhile."""
         while not (self.outer.over or interrupted()):
             await self.handover.accept_handover()
-            ready = await wait_for_round(self.outer, self.outer.clock, lambda: interrupted() or self.handover.due, wait)
+            ready = await wait_for_round(
+                self.outer, self.outer.clock, lambda: interrupted() or self.handover.has_offer, wait
+            )
             if ready or self.outer.is_behind:
                 await self.finish()
 
@@ -325,17 +327,19 @@ class StageRound:
 class RoundText:
     """The text that stage 0 reads in a round, and its decision on when its inner loop ends."""
 
-    here: StageRound
+    stage_round: StageRound
     reader: Reader
 
     async def batch(self, later: int) -> Batch:
         """The batch of the step in hand, or of the one that is `later`."""
-        here = self.here
-        return await self.reader.batch(here.outer.workload.upcoming(here.round, here.share, here.own_steps + later))
+        stage_round = self.stage_round
+        return await self.reader.batch(
+            stage_round.outer.workload.upcoming(stage_round.round, stage_round.share, stage_round.own_steps + later)
+        )
 
     def ends(self) -> bool:
         """Tell whether the inner loop ends now: after as many steps as the group means to take, or earlier where one
         more would be too late for the others, or where all others have finished."""
-        outer = self.here.outer
-        steps = self.here.steps + 1
-        return steps >= self.here.goal or bool(outer.late(self.here.round, steps)) or outer.leaving
+        outer = self.stage_round.outer
+        steps = self.stage_round.steps + 1
+        return steps >= self.stage_round.goal or bool(outer.late(self.stage_round.round, steps)) or outer.leaving

@@ -226,7 +226,7 @@ def stale() -> None:
     held: list[tuple[Part, int, bytes]] = []
 
     def pack(frame: Any, rules: FrameRules) -> list[pipeline.Frame]:
-        place = frame.place
+        place = frame.position
         if place.round > STALE_ROUNDS:
             say(f"a frame of round {place.round - 1}")
             frame = BackwardFrame(FramePosition(place.round - 1, place.step, place.microbatch), frame.gradients)
@@ -290,7 +290,7 @@ async def _pester(node: Node, peer: PeerRecord, turn: int) -> None:
         async with reconciler.contacts.to(peer) as channel:
             for name, message in (("Tell", news), ("Compare", pb.Comparison(statement=reconciler.statement()))):
                 call: Any = channel.unary_unary(f"/hetpeer.v1.Reconciliation/{name}", serialized, bytes)
-                await call(message, metadata=handshake(node.place.manifest), timeout=3.0)
+                await call(message, metadata=handshake(node.workplace.manifest), timeout=3.0)
 
 
 def serialized(message: pb.News | pb.Comparison) -> bytes:

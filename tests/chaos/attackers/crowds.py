@@ -18,7 +18,7 @@ from peer.testnet.processes import OnEvent
 from protocol.wording import size
 from tests.chaos.attackers import ATTACK, ATTACKER
 from tests.chaos.faults import Crowd
-from tests.chaos.toll import Held, Met, Witnessed
+from tests.chaos.toll import CrowdEvidence, HostileSighting, MemorySample
 
 SAMPLE_SECONDS = 1.0
 
@@ -40,14 +40,14 @@ class Crowds:
     expected: bool = False
     dashboard: str = ""
     """Its URL."""
-    held: list[Held] = field(default_factory=list)
-    met: list[Met] = field(default_factory=list)
+    held: list[MemorySample] = field(default_factory=list)
+    met: list[HostileSighting] = field(default_factory=list)
     told: dict[int, dict[str, object]] = field(default_factory=dict)
 
     @property
-    def witnessed(self) -> Witnessed:
+    def witnessed(self) -> CrowdEvidence:
         """All that was seen of the crowds, and of the honest meanwhile."""
-        return Witnessed(self.held, self.met, self.told)
+        return CrowdEvidence(self.held, self.met, self.told)
 
     @asynccontextmanager
     async def attacking(self, crowd: Crowd, number: int) -> AsyncIterator[None]:
@@ -80,7 +80,7 @@ class Crowds:
         keep_event(hostile, event)
         if isinstance(event, Joined):
             number = int(hostile.name.removeprefix(f"{ATTACKER}-"))
-            self.met.append(Met(number, self.now(), event.peer_id, event.role))
+            self.met.append(HostileSighting(number, self.now(), event.peer_id, event.role))
 
     async def measure(self, honest: Callable[[], Mapping[str, Child]]) -> None:
         """Follow the memory of the honest, for as long as the run lasts.
@@ -96,7 +96,7 @@ class Crowds:
                 if not own:
                     continue  # it has ended
                 for process, held in ((child.name, own), (f"{child.name}, its children", children)):
-                    self.held.append(Held(self.now(), process, held))
+                    self.held.append(MemorySample(self.now(), process, held))
                     growth += held - first.setdefault(process, held)
             if self.met and growth > MOST_GROWTH:
                 raise TestnetError(f"the honest processes have grown by {size(growth)}: the attack has won")

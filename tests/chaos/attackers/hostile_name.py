@@ -64,7 +64,7 @@ def key_of(entry: Entry) -> int:
 
 
 @dataclass(slots=True)
-class Name:
+class HostilePeer:
     """One hostile name. `entries`, by key, and `blobs`, by hash, are what it serves; `outcomes` counts its calls by how
     they ended."""
 

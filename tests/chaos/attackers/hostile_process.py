@@ -34,10 +34,10 @@ from protocol.trust.membership_card import Authority, Card, Role, Signer
 from protocol.trust.records import PeerRecord, Register
 from protocol.trust.ticket import Ticket, find_ticket
 from tests.chaos.attackers import ATTACK, name_attacks, stranger_attacks
-from tests.chaos.attackers.hostile_name import CallPace, Name
+from tests.chaos.attackers.hostile_name import CallPace, HostilePeer
 from tests.chaos.faults import CrowdKind
 
-Attack = Callable[[Name], Coroutine[Any, Any, None]]
+Attack = Callable[[HostilePeer], Coroutine[Any, Any, None]]
 Kinds = tuple[CrowdKind, ...]
 
 NAMELESS: Kinds = ("dht", "door", "dashboard")
@@ -67,7 +67,7 @@ class CrowdProcess:
     targets: list[Endpoint]
     dashboard: str
     folder: Path
-    names: list[Name] = field(default_factory=list)
+    names: list[HostilePeer] = field(default_factory=list)
     pace: CallPace = field(default_factory=CallPace)
     node: Dht | None = None
     expected: int = 0
@@ -98,7 +98,9 @@ class CrowdProcess:
         record = PeerRecord(
             peer_id=me, address="", role=role, stage=card.stage, slot=card.slot, on_trial=card.on_trial, replica=replica
         )
-        name = Name("+".join(kinds), signer, credentials, self.descriptor.manifest, self.targets, record, self.pace)
+        name = HostilePeer(
+            "+".join(kinds), signer, credentials, self.descriptor.manifest, self.targets, record, self.pace
+        )
         self.names.append(name)
         if len(self.names) >= self.expected:
             self.admitted.set()

@@ -12,7 +12,7 @@ from protocol.identity import ContributionName, Part
 from protocol.layout import model_layout
 from protocol.schemas import reconciliation_pb2 as pb
 from protocol.trust.proofs import read_entry, sign_contribution
-from tests.chaos.attackers.hostile_name import Name, key_of
+from tests.chaos.attackers.hostile_name import HostilePeer, key_of
 
 LAST = 2**31 - 1
 """The last round that a record can name."""
@@ -25,7 +25,7 @@ RANDOM_KEYS = 120_000
 PAUSE_SECONDS = 1.0
 
 
-async def clock(name: Name) -> None:
+async def clock(name: HostilePeer) -> None:
     """The round is said to be another than it is: a few ahead, the run's last, and far beyond it."""
     last = name.manifest.outer.rounds
     for turn in count():
@@ -37,7 +37,7 @@ async def clock(name: Name) -> None:
         await asyncio.sleep(PAUSE_SECONDS)
 
 
-async def flood(name: Name) -> None:
+async def flood(name: HostilePeer) -> None:
     """Messages that are as full as they can be: of nothing, of signed entries of far rounds, of keys nobody has."""
     parts = list(model_layout(name.manifest))
     empty = name.news().SerializeToString() + b"\x12\x00" * EMPTY_ENTRIES
@@ -51,7 +51,7 @@ async def flood(name: Name) -> None:
         await name.everywhere("Reconciliation/Ask", pb.Question(part=parts[0], keys=keys))
 
 
-def _far_entries(name: Name, part: Part) -> list[pb.Entry]:
+def _far_entries(name: HostilePeer, part: Part) -> list[pb.Entry]:
     """Contributions to rounds that are far from here, each rightly signed."""
     rounds = range(LAST - FAR_ENTRIES, LAST)
     return [
@@ -59,7 +59,7 @@ def _far_entries(name: Name, part: Part) -> list[pb.Entry]:
     ]
 
 
-async def slow(name: Name) -> None:
+async def slow(name: HostilePeer) -> None:
     """Whatever others contribute, this name says that it holds it, too; it announces contributions of its own; and
     gives a byte of each in twenty seconds."""
     name.trickles = True
@@ -80,7 +80,7 @@ async def slow(name: Name) -> None:
         await asyncio.sleep(PAUSE_SECONDS / 2)
 
 
-async def spam(name: Name) -> None:
+async def spam(name: HostilePeer) -> None:
     """Words that are not valid, twenty times a second at everybody; each hundredth is."""
     for turn in count():
         entry = pb.Entry(proof=os.urandom(500), receipts=[os.urandom(200)] * 8)
@@ -91,7 +91,7 @@ async def spam(name: Name) -> None:
         await asyncio.sleep(PAUSE_SECONDS / 20)
 
 
-async def replay(name: Name) -> None:
+async def replay(name: HostilePeer) -> None:
     """What others have said, said again in this name; its own old words; and entries of rounds that are over."""
     first = name.statement()
     for turn in count():
@@ -107,14 +107,14 @@ async def replay(name: Name) -> None:
         await asyncio.sleep(PAUSE_SECONDS)
 
 
-async def slots(name: Name) -> None:
+async def slots(name: HostilePeer) -> None:
     """The first contribution of each round that it finds, in this name, and in the slot of the one whose it is."""
     async for made in _found(name):
         entry = _keep(name, made, 1)
         await name.everywhere("Reconciliation/Tell", name.news(entries=[entry], contributed=made.name.round))
 
 
-async def equivocation(name: Name) -> None:
+async def equivocation(name: HostilePeer) -> None:
     """Two contributions of one name: one to every other peer, its negative to the rest."""
     async for made in _found(name):
         versions = [_keep(name, made, sign) for sign in (1, -1)]
@@ -123,7 +123,7 @@ async def equivocation(name: Name) -> None:
             await name.call(target, "Reconciliation/Tell", news)
 
 
-async def _found(name: Name) -> AsyncIterator[Contribution]:
+async def _found(name: HostilePeer) -> AsyncIterator[Contribution]:
     """One contribution to each part and round, as they come."""
     done: set[tuple[Part, int]] = set()
     while True:
@@ -135,7 +135,7 @@ async def _found(name: Name) -> AsyncIterator[Contribution]:
         await asyncio.sleep(PAUSE_SECONDS)
 
 
-async def _read(name: Name, entry: pb.Entry) -> Contribution | None:
+async def _read(name: HostilePeer, entry: pb.Entry) -> Contribution | None:
     """The contribution that an entry stands for, from whoever serves it."""
     try:
         known = read_entry(entry.proof, [], name.signer.authority)
@@ -152,7 +152,7 @@ async def _read(name: Name, entry: pb.Entry) -> Contribution | None:
     return None
 
 
-def _keep(name: Name, made: Contribution, sign: int) -> pb.Entry:
+def _keep(name: HostilePeer, made: Contribution, sign: int) -> pb.Entry:
     """A contribution in this name with the same values, or their negatives, to be fetched from here."""
     picked = {tensor: SparseTensor(each.offsets, sign * each.values) for tensor, each in made.tensors.items()}
     mine = ContributionName(made.name.part, made.name.round, name.peer_id)

@@ -24,7 +24,7 @@ from protocol.trust.membership_card import Authority, Card, Role, Signer, issue
 from protocol.trust.proofs import read_entry
 from protocol.trust.records import PeerRecord, Register, expiration, read_statement, sign_record
 from tests.chaos.attackers import name_attacks, stranger_attacks
-from tests.chaos.attackers.hostile_name import Name, as_bytes
+from tests.chaos.attackers.hostile_name import HostilePeer, as_bytes
 from tests.chaos.attackers.hostile_process import NAMELESS, attack_of, shared_out
 from tests.chaos.faults import CrowdKind
 from tests.reference.admitted import certified
@@ -34,11 +34,11 @@ from tests.reference.small_manifest import small_manifest
 MANIFEST = small_manifest()
 SECONDS = 30
 
-Attack = Callable[[Name], Coroutine[Any, Any, None]]
+Attack = Callable[[HostilePeer], Coroutine[Any, Any, None]]
 
 
 @asynccontextmanager
-async def hostile(made: Village, role: Role = "datacenter") -> AsyncIterator[Name]:
+async def hostile(made: Village, role: Role = "datacenter") -> AsyncIterator[HostilePeer]:
     """A name that the village's operator has let in, and that attacks everybody there."""
     me = load_or_create(made.folder / "hostile")
     signer = Signer(me, made.authority, issue(made.operator, RUN, Card(me.peer_id, role, 0, 7)))
@@ -47,7 +47,7 @@ async def hostile(made: Village, role: Role = "datacenter") -> AsyncIterator[Nam
     )
     at = [each.outer.discovery.record for each in made.peers]
     targets = [Endpoint(each.peer_id, each.address) for each in at]
-    name = Name("test", signer, certified(me, made.operator), MANIFEST, targets, record)
+    name = HostilePeer("test", signer, certified(me, made.operator), MANIFEST, targets, record)
     await name.serve()
     try:
         yield name
@@ -64,10 +64,12 @@ async def eventually(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-def attacked(folder: Path, attack: Attack, until: Callable[[Name], bool], role: Role = "datacenter") -> Name:
+def attacked(
+    folder: Path, attack: Attack, until: Callable[[HostilePeer], bool], role: Role = "datacenter"
+) -> HostilePeer:
     """A name after it has attacked two peers, of whom one has contributed, until this holds."""
 
-    async def scene() -> Name:
+    async def scene() -> HostilePeer:
         async with village(MANIFEST, folder, "h", "g") as made, hostile(made, role) as name:
             await made.peers[0].contribute(1, 1)
             attacking = asyncio.create_task(attack(name))
@@ -126,11 +128,11 @@ class Enough(Exception):
     """So many messages were looked at."""
 
 
-def said(folder: Path, attack: Attack, count: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Name, list[bytes]]:
+def said(folder: Path, attack: Attack, count: int, monkeypatch: pytest.MonkeyPatch) -> tuple[HostilePeer, list[bytes]]:
     """What a name says to everybody at first."""
     heard: list[bytes] = []
 
-    async def everywhere(self: Name, method: str, message: Any, seconds: float = 0) -> None:
+    async def everywhere(self: HostilePeer, method: str, message: Any, seconds: float = 0) -> None:
         heard.append(as_bytes(message))
         if len(heard) == count:
             raise Enough
@@ -138,9 +140,9 @@ def said(folder: Path, attack: Attack, count: int, monkeypatch: pytest.MonkeyPat
     async def at_once(seconds: float) -> None:
         return None
 
-    async def scene() -> Name:
+    async def scene() -> HostilePeer:
         async with village(MANIFEST, folder, "h") as made, hostile(made) as name:
-            monkeypatch.setattr(Name, "everywhere", everywhere)
+            monkeypatch.setattr(HostilePeer, "everywhere", everywhere)
             monkeypatch.setattr(name_attacks.asyncio, "sleep", at_once)
             with pytest.raises(Enough):
                 await attack(name)

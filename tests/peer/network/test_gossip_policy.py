@@ -43,7 +43,7 @@ def test_a_hundred_names_do_not_keep_news_from_those_who_train(training, seed):
 def test_beside_strangers_who_give_nothing_one_that_has_given_something_is_tried(heard_before):
     wanted = wanting(1, "proven")
     assert wanted.choose(Random(1)) == (0, "proven")
-    wanted.came("proven", 1e6)
+    wanted.fetched("proven", 1e6)
     wanted.drop(0)
     wanted.want(1, "stranger")
     assert wanted.choose(Random(1)) == (1, "stranger")
@@ -56,7 +56,7 @@ def test_beside_strangers_who_give_nothing_one_that_has_given_something_is_tried
         assert wanted.choose(Random(1)) is None
         wanted.add_source([1], "proven")
     assert wanted.choose(Random(1)) == (1, "proven")
-    wanted.came("another proven", 1e6)
+    wanted.fetched("another proven", 1e6)
     wanted.add_source([1], "another proven")
     assert wanted.choose(Random(1)) is None  # one of them is enough
     wanted.drop(1)
@@ -108,7 +108,7 @@ def test_the_quicker_source_is_asked_until_it_has_more_to_do():
     for source, speed in (("slow", 1.0), ("quick", 3.5)):
         wanted.under_way += 1
         wanted.busy[source] += 1
-        wanted.came(source, speed)
+        wanted.fetched(source, speed)
     chance, asked = Random(1), []
     for key in range(1, 6):
         wanted.want(key, "slow")
@@ -142,7 +142,7 @@ def test_whatever_happens_every_key_is_waiting_or_under_way_or_done(steps, seed)
         elif flying:
             key, source = flying.pop(chance.randrange(len(flying)))
             if step == "came":
-                wanted.came(source, 1.0)
+                wanted.fetched(source, 1.0)
                 wanted.drop(key)
             else:
                 wanted.failed(key, source)

@@ -10,7 +10,13 @@ import torch
 from peer.swarm import run_end
 from peer.swarm.rounds.outer_round import OuterLoop
 from peer.swarm.rounds.round_end import finish_round, wait_for_round
-from peer.swarm.run_end import ask_whether_over, keep_asking_the_node, linger, stay_until_known, take_last_state
+from peer.swarm.run_end import (
+    ask_whether_over,
+    keep_asking_the_node,
+    serve_until_all_finished,
+    stay_until_known,
+    take_last_state,
+)
 from peer.telemetry.decisions import Waiting
 from peer.telemetry.events import Contributed, Finished, Progress
 from protocol.codec.contribution import contribution_digest
@@ -39,7 +45,7 @@ def test_two_contributions_that_an_author_shows_at_the_end_leave_one_state_whoev
     comparing: dict[str, asyncio.Task[None]] = {}
 
     async def leave(made: Village, peer: LoopbackPeer) -> str:
-        await linger(peer.outer)
+        await serve_until_all_finished(peer.outer)
         comparing.pop(peer.id).cancel()
         state = peer.digests()[EMBEDDING]
         await made.leave(peer)
@@ -176,7 +182,7 @@ def test_whoever_is_stopped_before_it_has_compared_the_last_state_goes_at_once_a
                 await made.round(round, made.peers)
             await a.contribute(3, 1)
             await a.at(3)
-            leaving = asyncio.create_task(linger(a.outer))
+            leaving = asyncio.create_task(serve_until_all_finished(a.outer))
             while not any(isinstance(each, Waiting) for each in a.said):
                 await a.outer.discovery.news.wait(0.05)
             a.outer.asked_to_leave.set()
@@ -186,7 +192,7 @@ def test_whoever_is_stopped_before_it_has_compared_the_last_state_goes_at_once_a
             assert not any(isinstance(each, Finished) for each in a.said)
             a.outer.asked_to_leave.clear()  # started again, it does it now
             await made.leave(late)
-            await linger(a.outer)
+            await serve_until_all_finished(a.outer)
             a.outer.announce_finish()
             assert isinstance(a.said[-1], Finished)
 
@@ -209,7 +215,7 @@ def test_who_comes_back_to_the_end_looks_for_others_first(tmp_path: Path):
             again = await made.start("a")
             assert again.outer.finished
             made.cut(again)
-            leaving = asyncio.create_task(linger(again.outer))
+            leaving = asyncio.create_task(serve_until_all_finished(again.outer))
             await again.outer.discovery.news.wait(0.05)
             again.outer.discovery.meet(b.outer.discovery.record, in_person=True)
             await leaving
@@ -239,7 +245,7 @@ def test_when_somebody_comes_back_at_the_end_others_may_hold_something_else_for_
     async def scene() -> None:
         async with village(LONGER, tmp_path, "a") as made:
             ringing = asyncio.create_task(ring(made.peers[0].outer))
-            await linger(made.peers[0].outer)
+            await serve_until_all_finished(made.peers[0].outer)
             ringing.cancel()
             assert len(compared) == 3
 

@@ -64,7 +64,7 @@ def test_the_most_that_a_process_has_had_is_known_after_it_has_given_it_back():
 def test_who_runs_is_looked_at_and_the_most_of_each_is_kept(monkeypatch: pytest.MonkeyPatch):
     sizes = {1: 300, 2: 40}
     monkeypatch.setattr("peer.testnet.peaks.peak_bytes", lambda process: sizes[process])
-    monkeypatch.setattr("peer.testnet.peaks.LOOK_SECONDS", 0)
+    monkeypatch.setattr("peer.testnet.peaks.PEAKS_POLL_SECONDS", 0)
     report, looks = Report(RUN), 0
 
     def running() -> list[tuple[str, int]]:

@@ -175,7 +175,7 @@ def test_members_of_the_run_alone_are_held_and_carried(tmp_path: Path):
 
 
 def test_who_is_revoked_is_refused_and_its_streams_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(relays, "RELAY_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(relays, "RELAY_POLL_SECONDS", 0.05)
 
     async def scene(on: Stage) -> None:
         holding = await on.held()
@@ -194,7 +194,7 @@ def test_who_is_revoked_is_refused_and_its_streams_end(tmp_path: Path, monkeypat
 
 
 def test_a_stream_that_is_idle_or_old_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(relays, "RELAY_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(relays, "RELAY_POLL_SECONDS", 0.05)
 
     async def scene(on: Stage) -> None:
         now = 0.0

@@ -60,7 +60,7 @@ class Volunteer:
     async def stand_by(self) -> None:
         while True:
             await self.handover.accept_handover()
-            await self.peer.outer.discovery.news.until(lambda: self.handover.due)
+            await self.peer.outer.discovery.news.until(lambda: self.handover.has_offer)
 
 
 async def volunteer(made: Village, name: str, steps: int = 0) -> Volunteer:
@@ -443,7 +443,7 @@ def test_a_second_call_waits_for_the_end_of_the_first(tmp_path: Path):
         await giver.handover._set_aside(successor.peer.outer.discovery.record)
         offer, reconciler = offer_of(giver, successor), giver.peer.outer.reconciler
         first = asyncio.create_task(offer_handover(offer, record_of(successor), reconciler))
-        await successor.peer.outer.discovery.news.until(lambda: successor.handover.due)
+        await successor.peer.outer.discovery.news.until(lambda: successor.handover.has_offer)
         first.cancel()  # the giver hangs up
         with suppress(asyncio.CancelledError, HetpeerError):
             await first

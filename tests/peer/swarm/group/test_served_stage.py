@@ -323,7 +323,7 @@ def test_who_holds_a_step_up_is_avoided_and_both_neighbours_learn_that_the_group
         group = Group()
         (offer, *_) = await group.reach()
         volunteer = group.volunteer(1)
-        volunteer.offer, volunteer.here.waits_for = offer, group.seats[1].downstream  # type: ignore[misc]
+        volunteer.offer, volunteer.stage_round.waits_for = offer, group.seats[1].downstream  # type: ignore[misc]
         patience = patience_with(FIRST_STEP_SECONDS, 2)
         volunteer._watch(patience - 1)
         assert not group.heres[1].said
