@@ -55,7 +55,7 @@ def test_a_bootstrap_node_that_is_not_there(fails: Callable[..., str], ticket: T
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{unused.getsockname()[1]}"
-    said = fails("join", str(replace(ticket, doors=(address,))), code=5, as_typed=True)
+    said = fails("join", str(replace(ticket, node_addresses=(address,))), code=5, as_typed=True)
     assert f"the run's bootstrap node at {address} does not answer: is it up" in said
     assert "refused" in said
 

@@ -537,7 +537,7 @@ def test_of_several_stages_that_are_short_each_needs_one_more():
     peers = []
     for name, stage in there:
         record = PeerRecord(peer_id=name, address="192.0.2.1:1", role="volunteer", stage=stage, slot=0)
-        peers.append(Peer(name, joined=START, heard=START, record=record))
+        peers.append(Peer(name, joined=START, last_seen=START, record=record))
     assert stages_short(peers, 4) == (
         "stage 3 is short: it has 0 volunteers, each other stage more; one more there makes another group"
     )

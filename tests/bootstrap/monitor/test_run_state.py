@@ -30,7 +30,7 @@ NOW = 10_000.0
 
 def peer(name: str, role: str, stage: int = 0, gone: bool = False) -> Peer:
     record = PeerRecord(peer_id=PeerId(name), address="h:1", role=role, stage=stage, slot=0)  # type: ignore[arg-type]
-    made = Peer(PeerId(name), joined=0.0, heard=NOW, record=record)
+    made = Peer(PeerId(name), joined=0.0, last_seen=NOW, record=record)
     made.state = "gone" if gone else "waiting"
     return made
 
