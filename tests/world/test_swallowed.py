@@ -101,7 +101,7 @@ def test_a_first_stage_that_offers_no_round_holds_its_group_for_minutes_only(
     liars, honest = list[Any](), Agreement.reach
 
     async def hold(self: Agreement) -> Any:
-        if self.choice is not None and not liars:
+        if self.k_controller is not None and not liars:
             liars.append(self.outer)
         if self.outer in liars:
             await asyncio.Event().wait()
