@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -45,6 +45,8 @@ class Discovery:
     news: Notifier = field(default_factory=Notifier)
     on_move: Callable[[PeerRecord, PeerRecord], None] = lambda before, now: None
     """A function that is told when a peer has given up one of its addresses, with its record before and now."""
+    on_read: Callable[[Sequence[PeerRecord], Mapping[str, object]], None] = lambda records, signed: None
+    """A function that is called with the valid records that lie in the DHT, and their signed bytes by peer id."""
     objection: Callable[[PeerId], str] = lambda peer: ""
     """A function that tells why this peer does not talk to another; empty: it does. A peer that is avoided counts as
     absent: nobody waits for it."""
@@ -103,8 +105,11 @@ class Discovery:
 
     async def read(self) -> None:
         """Read the DHT once, and take what is newer than what is known."""
-        for record in self.register.read(await self.dht.read_all()):
+        found = await self.dht.read_all()
+        records = self.register.read(found)
+        for record in records:
             self.meet(record, in_person=False)
+        self.on_read(records, found)
 
     def meet(self, record: PeerRecord, in_person: bool) -> None:
         """Note a peer's record. A peer met in person is alive; one found in the DHT is, if its record is new."""

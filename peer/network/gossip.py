@@ -11,6 +11,7 @@ from peer.network.attested import Attested
 from peer.network.bans import Bans
 from peer.network.contacts import Contacts, timed
 from peer.network.discovery import Discovery
+from peer.network.gossip_bounds import require_differences
 from peer.network.gossip_policy import (
     ALL_CONTACTS,
     HEARERS,
@@ -29,7 +30,7 @@ from peer.telemetry.events import Warned
 from protocol.errors import FormatError, HetpeerError, PeerError, RefusedError
 from protocol.identity import Part, PeerId
 from protocol.layout import follows
-from protocol.limits import ENTRIES_NAMED, KEYS_NAMED, PARTS_BESIDE_STAGES, PROOF_BYTES, REVOCATIONS_NAMED, ROUNDS_NAMED
+from protocol.limits import ENTRIES_NAMED, KEYS_NAMED, REVOCATIONS_NAMED, ROUNDS_NAMED
 from protocol.manifest import Manifest
 from protocol.net.channels import Reachable, handshake
 from protocol.net.tasks import Children
@@ -86,7 +87,10 @@ class Reconciler:
             self.start_learning,
         )
         self.witnesses = Witnesses(self.discovery, self.intake)
-        self.progress = KnownProgress(authority=self.intake.signer.authority, folder=self.attested.folder)
+        self.progress = KnownProgress(
+            manifest=self.manifest, authority=self.intake.signer.authority, folder=self.attested.folder
+        )
+        self.discovery.on_read = self.progress.keep_proofs
         self.intake.early_listeners.append(self.witnesses.follow)
 
     def statement(self) -> bytes:
@@ -194,7 +198,11 @@ class Reconciler:
                 mine = [summary(ledger) for ledger in self.intake.ledgers.values()]
                 mine = [replace(part_summary, checks={}) for part_summary in mine] if whole else mine
                 parts = [summary_to_wire(part_summary) for part_summary in mine]
-                newest = {"attested": self.attested.round, "rewound": self.progress.rewound}
+                newest = {
+                    "attested": self.attested.round,
+                    "rewound": self.progress.rewound,
+                    "proven": self.progress.run,
+                }
                 question = pb.Comparison(statement=self.statement(), parts=parts, **newest)
                 with timed(channel, peer.peer_id, self.discovery.trips):
                     answer = await stub.Compare(
@@ -204,6 +212,7 @@ class Reconciler:
             record = self.receive_statement(answer.statement, peer.peer_id)
             self.revoke(answer.revocations, record.peer_id)
             self.attested.receive(answer.attestation, record.peer_id)
+            self.progress.learn_from_peer(answer.holders, self.discovery.record.peer_id)
             if self.progress.learn_rewind(answer.rewind):
                 self.bans.emit(Warned(f"WARNING: {self.progress.rewind_words}"))
             learning = self.start_learning(self.learner.learn(answer.parts, record))
@@ -315,66 +324,6 @@ def some_named(keys: Mapping[Part, Sequence[bytes]]) -> dict[Part, list[bytes]]:
     """Select the keys that go into one message: all if they fit, else up to an equal number of each part, at random."""
     share = KEYS_NAMED if sum(map(len, keys.values())) <= KEYS_NAMED else KEYS_NAMED // len(keys)
     return {part: some(part_keys, share, random) for part, part_keys in keys.items()}
-
-
-def require_differences(news: pb.Differences, manifest: Manifest) -> None:
-    """Check the bounds of an answer.
-
-    Raises:
-        FormatError: it names more than there can be.
-    """
-    _require_keys(news.parts, manifest)
-    _require("revocations", len(news.revocations), REVOCATIONS_NAMED)
-
-
-def require_news(news: pb.News, manifest: Manifest) -> None:
-    """Check the bounds of news.
-
-    Raises:
-        FormatError: they name more than there can be.
-    """
-    _require_keys(news.held, manifest)
-    _require("entries", len(news.entries), ENTRIES_NAMED)
-    longest = PROOF_BYTES * (1 + Window.of(manifest).most_told)
-    for entry in news.entries:
-        _require("bytes of an entry", entry.ByteSize(), longest)
-    _require("revocations", len(news.revocations), REVOCATIONS_NAMED)
-
-
-def require_revocations(news: pb.Revocations, manifest: Manifest) -> None:
-    """Check the number of revocations.
-
-    Raises:
-        FormatError: there are more than there can be.
-    """
-    _require("revocations", len(news.revocations), REVOCATIONS_NAMED)
-
-
-def require_comparison(asked: pb.Comparison, manifest: Manifest) -> None:
-    """Check the bounds of a comparison.
-
-    Raises:
-        FormatError: it names more than there can be.
-    """
-    _require_parts([part_summary.part for part_summary in asked.parts], manifest)
-    for part_summary in asked.parts:
-        _require(f"rounds of {part_summary.part[:40]}", len(part_summary.rounds), ROUNDS_NAMED)
-
-
-def _require_keys(named: Sequence[pb.PartKeys], manifest: Manifest) -> None:
-    _require_parts([part_keys.part for part_keys in named], manifest)
-    _require("keys", sum(len(part_keys.keys) for part_keys in named), KEYS_NAMED)
-
-
-def _require_parts(named: Sequence[str], manifest: Manifest) -> None:
-    _require("parts", len(named), manifest.replicas.stages + PARTS_BESIDE_STAGES)
-    if len(set(named)) < len(named):
-        raise FormatError("a message that names one part twice")
-
-
-def _require(what: str, count: int, most: int) -> None:
-    if count > most:
-        raise FormatError(f"a message with {count} {what}, where {most} are allowed")
 
 
 def keys_to_wire(part: Part, keys: list[bytes]) -> pb.PartKeys:

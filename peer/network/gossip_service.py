@@ -5,16 +5,8 @@ from typing import Any, NoReturn, TypeVar
 
 import grpc
 
-from peer.network.gossip import (
-    Reconciler,
-    entry_to_wire,
-    keys_to_wire,
-    require_comparison,
-    require_news,
-    require_revocations,
-    some_named,
-    summary_of,
-)
+from peer.network.gossip import Reconciler, entry_to_wire, keys_to_wire, some_named, summary_of
+from peer.network.gossip_bounds import require_comparison, require_news, require_revocations
 from protocol.errors import FormatError, RefusedError
 from protocol.identity import Part
 from protocol.limits import ENTRIES_NAMED, ENTRIES_OF_A_CALL, KEYS_OF_A_CALL
@@ -55,6 +47,7 @@ class ReconciliationService(reconciliation_pb2_grpc.ReconciliationServicer):
             revocations=reconciler.revocations(),
             attestation=attested.signed if attested.round > request.attested else b"",
             rewind=progress.signed_rewind if progress.rewound > request.rewound else b"",
+            holders=progress.proofs_beyond(request.proven),
         )
 
     async def Ask(self, request: pb.Question, context: Any) -> pb.Entries:

@@ -140,7 +140,7 @@ async def ask_whether_over(outer: OuterLoop, ask: AskNode) -> None:
     with suppress(HetpeerError, TimeoutError):
         async with asyncio.timeout(NODE_TIMEOUT_SECONDS):
             word = await ask()
-        if outer.progress.learn_from_node(word, outer.followed.me, outer.manifest):
+        if outer.progress.learn_from_node(word, outer.followed.me):
             outer.emit(Warned(f"WARNING: {outer.progress.rewind_words}"))
         if word.finished == outer.manifest.outer.rounds and not outer.finished:
             outer.mark_run_over()

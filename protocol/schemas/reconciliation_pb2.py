@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%protocol/schemas/reconciliation.proto\x12\nhetpeer.v1\"*\n\nRoundCheck\x12\r\n\x05round\x18\x01 \x01(\r\x12\r\n\x05\x63heck\x18\x02 \x01(\x06\"b\n\x0bPartSummary\x12\x0c\n\x04part\x18\x01 \x01(\t\x12\r\n\x05\x63lock\x18\x02 \x01(\r\x12\x0e\n\x06\x66olded\x18\x03 \x01(\r\x12&\n\x06rounds\x18\x04 \x03(\x0b\x32\x16.hetpeer.v1.RoundCheck\"j\n\nComparison\x12\x11\n\tstatement\x18\x01 \x01(\x0c\x12&\n\x05parts\x18\x02 \x03(\x0b\x32\x17.hetpeer.v1.PartSummary\x12\x10\n\x08\x61ttested\x18\x08 \x01(\r\x12\x0f\n\x07rewound\x18\t \x01(\x04\"&\n\x08PartKeys\x12\x0c\n\x04part\x18\x01 \x01(\t\x12\x0c\n\x04keys\x18\x02 \x03(\x06\"\x7f\n\x0b\x44ifferences\x12\x11\n\tstatement\x18\x01 \x01(\x0c\x12#\n\x05parts\x18\x02 \x03(\x0b\x32\x14.hetpeer.v1.PartKeys\x12\x13\n\x0brevocations\x18\x03 \x03(\x0c\x12\x13\n\x0b\x61ttestation\x18\x08 \x01(\x0c\x12\x0e\n\x06rewind\x18\t \x01(\x0c\"&\n\x08Question\x12\x0c\n\x04part\x18\x01 \x01(\t\x12\x0c\n\x04keys\x18\x02 \x03(\x06\"(\n\x05\x45ntry\x12\r\n\x05proof\x18\x01 \x01(\x0c\x12\x10\n\x08receipts\x18\x02 \x03(\x0c\"-\n\x07\x45ntries\x12\"\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x11.hetpeer.v1.Entry\"v\n\x04News\x12\x11\n\tstatement\x18\x01 \x01(\x0c\x12\"\n\x07\x65ntries\x18\x02 \x03(\x0b\x32\x11.hetpeer.v1.Entry\x12\x13\n\x0brevocations\x18\x03 \x03(\x0c\x12\"\n\x04held\x18\x04 \x03(\x0b\x32\x14.hetpeer.v1.PartKeys\"\"\n\x0bRevocations\x12\x13\n\x0brevocations\x18\x01 \x03(\x0c\"\x07\n\x05Heard2\xe1\x01\n\x0eReconciliation\x12:\n\x07\x43ompare\x12\x16.hetpeer.v1.Comparison\x1a\x17.hetpeer.v1.Differences\x12\x30\n\x03\x41sk\x12\x14.hetpeer.v1.Question\x1a\x13.hetpeer.v1.Entries\x12+\n\x04Tell\x12\x10.hetpeer.v1.News\x1a\x11.hetpeer.v1.Heard\x12\x34\n\x06Revoke\x12\x17.hetpeer.v1.Revocations\x1a\x11.hetpeer.v1.Heardb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%protocol/schemas/reconciliation.proto\x12\nhetpeer.v1\"*\n\nRoundCheck\x12\r\n\x05round\x18\x01 \x01(\r\x12\r\n\x05\x63heck\x18\x02 \x01(\x06\"b\n\x0bPartSummary\x12\x0c\n\x04part\x18\x01 \x01(\t\x12\r\n\x05\x63lock\x18\x02 \x01(\r\x12\x0e\n\x06\x66olded\x18\x03 \x01(\r\x12&\n\x06rounds\x18\x04 \x03(\x0b\x32\x16.hetpeer.v1.RoundCheck\"z\n\nComparison\x12\x11\n\tstatement\x18\x01 \x01(\x0c\x12&\n\x05parts\x18\x02 \x03(\x0b\x32\x17.hetpeer.v1.PartSummary\x12\x10\n\x08\x61ttested\x18\x08 \x01(\r\x12\x0f\n\x07rewound\x18\t \x01(\x04\x12\x0e\n\x06proven\x18\n \x01(\r\"&\n\x08PartKeys\x12\x0c\n\x04part\x18\x01 \x01(\t\x12\x0c\n\x04keys\x18\x02 \x03(\x06\"\x90\x01\n\x0b\x44ifferences\x12\x11\n\tstatement\x18\x01 \x01(\x0c\x12#\n\x05parts\x18\x02 \x03(\x0b\x32\x14.hetpeer.v1.PartKeys\x12\x13\n\x0brevocations\x18\x03 \x03(\x0c\x12\x13\n\x0b\x61ttestation\x18\x08 \x01(\x0c\x12\x0e\n\x06rewind\x18\t \x01(\x0c\x12\x0f\n\x07holders\x18\n \x03(\x0c\"&\n\x08Question\x12\x0c\n\x04part\x18\x01 \x01(\t\x12\x0c\n\x04keys\x18\x02 \x03(\x06\"(\n\x05\x45ntry\x12\r\n\x05proof\x18\x01 \x01(\x0c\x12\x10\n\x08receipts\x18\x02 \x03(\x0c\"-\n\x07\x45ntries\x12\"\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x11.hetpeer.v1.Entry\"v\n\x04News\x12\x11\n\tstatement\x18\x01 \x01(\x0c\x12\"\n\x07\x65ntries\x18\x02 \x03(\x0b\x32\x11.hetpeer.v1.Entry\x12\x13\n\x0brevocations\x18\x03 \x03(\x0c\x12\"\n\x04held\x18\x04 \x03(\x0b\x32\x14.hetpeer.v1.PartKeys\"\"\n\x0bRevocations\x12\x13\n\x0brevocations\x18\x01 \x03(\x0c\"\x07\n\x05Heard2\xe1\x01\n\x0eReconciliation\x12:\n\x07\x43ompare\x12\x16.hetpeer.v1.Comparison\x1a\x17.hetpeer.v1.Differences\x12\x30\n\x03\x41sk\x12\x14.hetpeer.v1.Question\x1a\x13.hetpeer.v1.Entries\x12+\n\x04Tell\x12\x10.hetpeer.v1.News\x1a\x11.hetpeer.v1.Heard\x12\x34\n\x06Revoke\x12\x17.hetpeer.v1.Revocations\x1a\x11.hetpeer.v1.Heardb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,23 +36,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PARTSUMMARY']._serialized_start=97
   _globals['_PARTSUMMARY']._serialized_end=195
   _globals['_COMPARISON']._serialized_start=197
-  _globals['_COMPARISON']._serialized_end=303
-  _globals['_PARTKEYS']._serialized_start=305
-  _globals['_PARTKEYS']._serialized_end=343
-  _globals['_DIFFERENCES']._serialized_start=345
-  _globals['_DIFFERENCES']._serialized_end=472
-  _globals['_QUESTION']._serialized_start=474
-  _globals['_QUESTION']._serialized_end=512
-  _globals['_ENTRY']._serialized_start=514
-  _globals['_ENTRY']._serialized_end=554
-  _globals['_ENTRIES']._serialized_start=556
-  _globals['_ENTRIES']._serialized_end=601
-  _globals['_NEWS']._serialized_start=603
-  _globals['_NEWS']._serialized_end=721
-  _globals['_REVOCATIONS']._serialized_start=723
-  _globals['_REVOCATIONS']._serialized_end=757
-  _globals['_HEARD']._serialized_start=759
-  _globals['_HEARD']._serialized_end=766
-  _globals['_RECONCILIATION']._serialized_start=769
-  _globals['_RECONCILIATION']._serialized_end=994
+  _globals['_COMPARISON']._serialized_end=319
+  _globals['_PARTKEYS']._serialized_start=321
+  _globals['_PARTKEYS']._serialized_end=359
+  _globals['_DIFFERENCES']._serialized_start=362
+  _globals['_DIFFERENCES']._serialized_end=506
+  _globals['_QUESTION']._serialized_start=508
+  _globals['_QUESTION']._serialized_end=546
+  _globals['_ENTRY']._serialized_start=548
+  _globals['_ENTRY']._serialized_end=588
+  _globals['_ENTRIES']._serialized_start=590
+  _globals['_ENTRIES']._serialized_end=635
+  _globals['_NEWS']._serialized_start=637
+  _globals['_NEWS']._serialized_end=755
+  _globals['_REVOCATIONS']._serialized_start=757
+  _globals['_REVOCATIONS']._serialized_end=791
+  _globals['_HEARD']._serialized_start=793
+  _globals['_HEARD']._serialized_end=800
+  _globals['_RECONCILIATION']._serialized_start=803
+  _globals['_RECONCILIATION']._serialized_end=1028
 # @@protoc_insertion_point(module_scope)

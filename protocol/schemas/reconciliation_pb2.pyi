@@ -27,16 +27,18 @@ class PartSummary(_message.Message):
     def __init__(self, part: _Optional[str] = ..., clock: _Optional[int] = ..., folded: _Optional[int] = ..., rounds: _Optional[_Iterable[_Union[RoundCheck, _Mapping]]] = ...) -> None: ...
 
 class Comparison(_message.Message):
-    __slots__ = ("statement", "parts", "attested", "rewound")
+    __slots__ = ("statement", "parts", "attested", "rewound", "proven")
     STATEMENT_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
     ATTESTED_FIELD_NUMBER: _ClassVar[int]
     REWOUND_FIELD_NUMBER: _ClassVar[int]
+    PROVEN_FIELD_NUMBER: _ClassVar[int]
     statement: bytes
     parts: _containers.RepeatedCompositeFieldContainer[PartSummary]
     attested: int
     rewound: int
-    def __init__(self, statement: _Optional[bytes] = ..., parts: _Optional[_Iterable[_Union[PartSummary, _Mapping]]] = ..., attested: _Optional[int] = ..., rewound: _Optional[int] = ...) -> None: ...
+    proven: int
+    def __init__(self, statement: _Optional[bytes] = ..., parts: _Optional[_Iterable[_Union[PartSummary, _Mapping]]] = ..., attested: _Optional[int] = ..., rewound: _Optional[int] = ..., proven: _Optional[int] = ...) -> None: ...
 
 class PartKeys(_message.Message):
     __slots__ = ("part", "keys")
@@ -47,18 +49,20 @@ class PartKeys(_message.Message):
     def __init__(self, part: _Optional[str] = ..., keys: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Differences(_message.Message):
-    __slots__ = ("statement", "parts", "revocations", "attestation", "rewind")
+    __slots__ = ("statement", "parts", "revocations", "attestation", "rewind", "holders")
     STATEMENT_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
     REVOCATIONS_FIELD_NUMBER: _ClassVar[int]
     ATTESTATION_FIELD_NUMBER: _ClassVar[int]
     REWIND_FIELD_NUMBER: _ClassVar[int]
+    HOLDERS_FIELD_NUMBER: _ClassVar[int]
     statement: bytes
     parts: _containers.RepeatedCompositeFieldContainer[PartKeys]
     revocations: _containers.RepeatedScalarFieldContainer[bytes]
     attestation: bytes
     rewind: bytes
-    def __init__(self, statement: _Optional[bytes] = ..., parts: _Optional[_Iterable[_Union[PartKeys, _Mapping]]] = ..., revocations: _Optional[_Iterable[bytes]] = ..., attestation: _Optional[bytes] = ..., rewind: _Optional[bytes] = ...) -> None: ...
+    holders: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, statement: _Optional[bytes] = ..., parts: _Optional[_Iterable[_Union[PartKeys, _Mapping]]] = ..., revocations: _Optional[_Iterable[bytes]] = ..., attestation: _Optional[bytes] = ..., rewind: _Optional[bytes] = ..., holders: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Question(_message.Message):
     __slots__ = ("part", "keys")

@@ -152,8 +152,13 @@ class Swarm:
         return RunView(LAST, me.finished, run, parts, present=me.present)
 
     def learn(self, me: Member) -> None:
-        """Note how far the run is by what is seen; and by the node, when a process begins or does not train."""
+        """Note how far the run is by what is seen, and by what others prove; and by the node, when a process begins or
+        does not train."""
         others = self.others(me)
+        for other in others:
+            me.known.raise_to(other.known.run, other.known.parts)
+            if other.known.rewind is not None:
+                me.known.heed(other.known.rewind)
         run = max(me.finished, common_round((other.finished for other in others if other.holds), self.liars))
         for other in others:
             if other.holds:

@@ -2,8 +2,10 @@
 
 import pytest
 
+from peer.network.discovery import WRITE_SECONDS
 from peer.telemetry.events import StepDone
 from tests.world import test_cases
+from tests.world.owners import Owner
 from tests.world.test_cases import MakeWorld, all_end_well, join, seen, told, waits_for
 from tests.world.test_more_cases import group, until_step
 
@@ -35,3 +37,40 @@ def test_a_state_that_nobody_holds_is_named_by_all_and_the_run_goes_on_when_it_i
     assert run.run_until(lambda: bool(told(other, StepDone, lambda each: each.round > 4)), 60)
     assert run.run_until(lambda: seen(run).state in ("training", "finished"), 30)
     all_end_well(run, lost, other, new, seconds=120)
+
+
+def test_a_peer_that_comes_back_while_the_node_is_away_learns_from_any_other_how_far_the_run_is(world: MakeWorld):
+    run = world(replicas={"groups": 1, "datacenters": 1}, outer={"rounds": 40})
+    center = join(run, "center", "datacenter")
+    peers = group(run)
+    until_step(run, peers[0], 1)
+    spare = join(run, "spare", "volunteer", 0)
+    run.run_for(3 * WRITE_SECONDS)  # the datacenter has written down where the spare is
+    left_at = rounds_of(center)[-1]
+    assert center.process is not None
+    assert spare.process is not None
+    run.freeze(spare.process)
+    run.kill(center.process)
+    until_step(run, peers[0], left_at + 4)
+    for peer in peers:
+        assert peer.process is not None
+        run.kill(peer.process)
+    run.thaw(spare.process)
+    lost = f"stage 0 after round {rounds_of(peers[0])[-1] - 1}"
+    assert run.run_until(lambda: lost in waits_for(spare), 60), waits_for(spare)
+    node = run.owners["node"]
+    assert node.process is not None
+    run.kill(node.process)
+    run.start(center)
+    assert run.run_until(lambda: "nobody who is here holds it" in waits_for(center), 60), waits_for(center)
+    run.run_for(60)
+    for peer in (node, *peers):
+        run.start(peer)
+    assert run.run_until(lambda: rounds_of(center)[-1] > left_at, 120)
+    assert min(round for round in rounds_of(center) if round > left_at) >= left_at + 4  # none that others had finished
+    all_end_well(run, center, spare, *peers, seconds=240)
+
+
+def rounds_of(owner: Owner) -> list[int]:
+    """The round of each step that an owner's peer has taken."""
+    return [step.round for step in told(owner, StepDone)]

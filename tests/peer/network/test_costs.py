@@ -454,12 +454,12 @@ def test_of_one_source_so_many_messages_are_learnt_from_at_once(tmp_path: Path, 
         a, _, c = made.peers
         learner, goes, asked = a.outer.reconciler.learner, asyncio.Event(), []
 
-        async def shown(self: Learner, peer: PeerRecord, part: Part, keys: list[bytes]) -> dict[bytes, pb.Entry]:
+        async def request(self: Learner, peer: PeerRecord, part: Part, keys: list[bytes]) -> dict[bytes, pb.Entry]:
             asked.append(keys)
             await goes.wait()
             return {}
 
-        monkeypatch.setattr(Learner, "_shown", shown)
+        monkeypatch.setattr(Learner, "_request", request)
         named = [[pb.PartKeys(part=EMBEDDING, keys=[key])] for key in range(1, LEARNING_OF_ONE + 3)]
         learning = [asyncio.create_task(learner.learn(each, c.outer.discovery.record)) for each in named]
         await until(lambda: len(asked) >= LEARNING_OF_ONE)
