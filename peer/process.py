@@ -6,13 +6,15 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import InitVar, dataclass, field
+from typing import Any, TypeVar
 
 from peer.telemetry.events import Event, Failed, Listener, from_line, to_line
 from peer.telemetry.status import EventStream, Status
 from protocol.descriptors import raise_limit
 from protocol.errors import HetpeerError
+from protocol.net.tasks import first_of
 
 STOPPED_BY = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
 """The signals that stop a command in order. A terminal that is closed sends SIGHUP."""
@@ -40,6 +42,7 @@ class Terminal:
 
 
 Serve = Callable[[asyncio.Event], Awaitable[object]]
+Result = TypeVar("Result")
 
 
 def print_json(event: Event) -> None:
@@ -97,6 +100,39 @@ def run_command(serve: Serve, terminal: Terminal) -> int:
 
     `stop` is set by Ctrl-C, SIGTERM, SIGHUP, and, for children of the testnet, by the end of standard input.
     """
+    try:
+        stopped = _run_in_loop(serve, terminal)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except HetpeerError as error:
+        return _fail(error, terminal.emit)
+    return INTERRUPTED if stopped == signal.SIGINT else 0
+
+
+def run_query(ask: Callable[[], Coroutine[Any, Any, Result]], terminal: Terminal) -> Result:
+    """Run `ask` in uvloop, and return its result. It is cancelled by what stops any command.
+
+    Raises:
+        HetpeerError: it failed.
+        KeyboardInterrupt: it was stopped before its end.
+    """
+    results = list[Result]()
+
+    async def keep() -> None:
+        results.append(await ask())
+
+    _run_in_loop(lambda stop: first_of(keep(), stop.wait()), terminal)
+    if not results:
+        raise KeyboardInterrupt
+    return results[0]
+
+
+def _run_in_loop(serve: Serve, terminal: Terminal) -> int | None:
+    """Run `serve` in uvloop; returns the signal that stopped it, if one did.
+
+    Raises:
+        HetpeerError: it failed.
+    """
     raise_limit()
     new_loop = None
     if sys.platform != "win32":
@@ -105,14 +141,9 @@ def run_command(serve: Serve, terminal: Terminal) -> int:
         new_loop = uvloop.new_event_loop
     try:
         with asyncio.Runner(loop_factory=new_loop) as runner:
-            stopped = runner.run(_serve(serve, terminal.until_stdin_closes))
-    except KeyboardInterrupt:
-        return INTERRUPTED
+            return runner.run(_serve(serve, terminal.until_stdin_closes))
     except BaseExceptionGroup as group:
-        return _fail(first_error(group), terminal.emit)
-    except HetpeerError as error:
-        return _fail(error, terminal.emit)
-    return INTERRUPTED if stopped == signal.SIGINT else 0
+        raise first_error(group) from None
 
 
 def first_error(group: BaseExceptionGroup[BaseException]) -> HetpeerError:

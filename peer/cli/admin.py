@@ -140,11 +140,10 @@ def withdraw(
 @admin.command(epilog="Examples:\n\n  hetpeer admin peers\n\n  hetpeer admin peers --dir ~/run --json")
 def peers(directory: NodeFolderOption = None, json: RowsOption = False) -> None:
     """List the peers that are in the run now, as they say of themselves."""
-    import asyncio
 
     from peer.cli.tables import peer_rows, print_table, records_table
     from peer.network.admission import read_peers
-    from peer.process import exit_code_of, run_command
+    from peer.process import exit_code_of, run_query
     from peer.store.home import operators_folder, operators_ticket
     from protocol.run.run_files import DESCRIPTOR, parse_descriptor
 
@@ -155,11 +154,9 @@ def peers(directory: NodeFolderOption = None, json: RowsOption = False) -> None:
         ticket = operators_ticket(folder)
         descriptor = parse_descriptor((folder / DESCRIPTOR).read_bytes(), ticket.run_id)
 
-        async def read(stop: asyncio.Event) -> None:
-            present = [peer for peer in await read_peers(ticket, descriptor) if not peer.gone]
-            print_table(shown, peer_rows(present), records_table(present))
-
-        return run_command(read, shown)
+        present = [peer for peer in run_query(lambda: read_peers(ticket, descriptor), shown) if not peer.gone]
+        print_table(shown, peer_rows(present), records_table(present))
+        return 0
 
     sys.exit(exit_code_of(shown.emit, work))
 
@@ -202,7 +199,7 @@ def revoke(
     json: JsonOption = False,
 ) -> None:
     """Shut a peer out, and take its contributions out of the model, from a round on, everywhere."""
-    from peer.process import exit_code_of, run_command
+    from peer.process import exit_code_of, run_query
     from peer.store.home import operators_folder, operators_ticket
     from protocol.trust.ticket import find_ticket
 
@@ -212,7 +209,8 @@ def revoke(
         folder = operators_folder(directory)
         found_ticket = find_ticket(ticket, folder) if ticket else operators_ticket(folder)
         operator = Operator.of(folder, found_ticket.run_id)
-        return run_command(lambda stop: spread(peer, from_round, operator, found_ticket, shown), shown)
+        run_query(lambda: spread(peer, from_round, operator, found_ticket, shown), shown)
+        return 0
 
     sys.exit(exit_code_of(shown.emit, work))
 

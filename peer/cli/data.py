@@ -124,14 +124,12 @@ def verify(
     json: RowsOption = False,
 ) -> None:
     """Check every hash and every token of a prepared folder, or that a mirror serves it as peers will ask for it."""
-    from peer.process import exit_code_of, run_command
+    from peer.process import exit_code_of, run_query
     from protocol.run.dataset import checked_mirror
 
     shown = terminal(json)
 
     def work() -> int:
-        from protocol.net.tasks import first_of
-
         if not place.startswith(("http://", "https://")):
             with _ours():
                 checked = _verify_folder(Path(place), shown)
@@ -141,7 +139,8 @@ def verify(
             url = checked_mirror(place)
         except ValueError as error:
             raise UserError(str(error)) from None
-        return run_command(lambda stop: first_of(_verify_mirror(url, blocks, shown), stop.wait()), shown)
+        run_query(lambda: _verify_mirror(url, blocks, shown), shown)
+        return 0
 
     sys.exit(exit_code_of(shown.emit, work))
 

@@ -12,8 +12,6 @@ from peer.cli.options import DeviceOption, RowsOption, ThreadsOption, TicketArgu
 from protocol.errors import TicketError
 
 if TYPE_CHECKING:
-    import asyncio
-
     import torch
     from rich.console import RenderableType
 
@@ -76,13 +74,13 @@ def doctor(options: DoctorOptions) -> None:
 
 
 def examine(options: DoctorOptions, terminal: "Terminal") -> int:
-    """Check everything, show what was found; the exit code: 0 if this machine can join."""
+    """Check everything, and show the findings. Returns the exit code: 0 if this machine can join."""
     from peer.cli.tables import print_table
     from peer.compute.capacity import cores, find_device
     from peer.diagnosis import machine
     from peer.diagnosis.finding import gravest
     from peer.network.reach.reach import Wish
-    from peer.process import exit_code_of, run_command
+    from peer.process import exit_code_of, run_query
     from peer.store.home import home, peer_folder
 
     def work() -> int:
@@ -92,16 +90,8 @@ def examine(options: DoctorOptions, terminal: "Terminal") -> int:
         findings = machine.examine_machine(device, threads, folder)
         around = None
         if ticket is not None:
-            looked: list[Around] = []
-
-            async def look(stop: "asyncio.Event") -> None:
-                looked.append(
-                    await look_around(ticket, Wish(options.listen, tuple(filter(None, [options.announce]))), terminal)
-                )
-
-            if code := run_command(look, terminal):
-                return code
-            around = looked[0]
+            wish = Wish(options.listen, tuple(filter(None, [options.announce])))
+            around = run_query(lambda: look_around(ticket, wish, terminal), terminal)
             findings = [finding for finding in findings if finding.name not in ("clock", "disk")]
             findings += of_network(around)
         manifest = _manifest(options, around)

@@ -102,7 +102,7 @@ def _export_live(options: ExportOptions, out: Path, terminal: "Terminal") -> int
     """Export from the swarm. What is fetched stays in a folder of its own, so that the next time is quick."""
     from peer.compute.capacity import cores
     from peer.export.collected import bring_up_to_date
-    from peer.process import run_command
+    from peer.process import INTERRUPTED, run_command
     from peer.store.home import locked, peer_folder
     from protocol.trust.ticket import TICKET_PREFIX, find_ticket
 
@@ -111,14 +111,18 @@ def _export_live(options: ExportOptions, out: Path, terminal: "Terminal") -> int
         raise UserError(f"{source[:80]} is neither a ticket nor a folder of a peer")
     ticket = find_ticket(source, Path())
     with locked(peer_folder(ticket, "export")) as folder:
-        held_out: Batch | None = None
+        held_out, stopped = None, True
 
         async def follow(stop: "asyncio.Event") -> None:
-            nonlocal held_out
+            nonlocal held_out, stopped
             threads = options.threads or cores()
             held_out = await bring_up_to_date(ticket, folder, threads, options.evaluate, stop, terminal.emit)
+            stopped = stop.is_set()
 
-        return run_command(follow, terminal) or _export(options, [folder], out, terminal, held_out)
+        code = run_command(follow, terminal)
+        if code or stopped:  # its state is not the run's newest
+            return code or INTERRUPTED
+        return _export(options, [folder], out, terminal, held_out)
 
 
 def _export(

@@ -11,8 +11,6 @@ from peer.cli.options import JsonOption, NodeFolderOption, terminal
 from protocol.errors import UnreachableError, UserError
 
 if TYPE_CHECKING:
-    import asyncio
-
     from peer.process import Terminal
     from protocol.trust.records import PeerRecord, Peers
     from protocol.trust.ticket import Ticket
@@ -38,7 +36,7 @@ def rewind(
     json: JsonOption = False,
 ) -> None:
     """Let a run go on from an older state of a stage, when nobody can bring back the newest one."""
-    from peer.process import exit_code_of, run_command
+    from peer.process import exit_code_of, run_query
     from peer.store.home import operators_folder, operators_ticket
     from protocol.trust.ticket import find_ticket
 
@@ -49,10 +47,8 @@ def rewind(
         run = find_ticket(ticket, folder) if ticket else operators_ticket(folder)
         operator = Operator.of(folder, run.run_id)
 
-        async def act(stop: "asyncio.Event") -> None:
-            await decide(to_round, operator, run, shown)
-
-        return run_command(act, shown)
+        run_query(lambda: decide(to_round, operator, run, shown), shown)
+        return 0
 
     sys.exit(exit_code_of(shown.emit, work))
 
@@ -96,7 +92,7 @@ async def decide(to_round: int | None, operator: Operator, ticket: "Ticket", ter
         raise UserError(f"--to-round {to_round}: the last round that this run is known to have finished is {lost}")
     now = unix_time()
     signed = sign_rewind(operator.identity, authority, Rewind(to_round, lost, int(now * 1000)))
-    await asyncio.to_thread(write_atomically, operator.folder / REWIND_FILE, signed)
+    write_atomically(operator.folder / REWIND_FILE, signed)  # no await from here on: it is signed, written and logged
     reason = f"to round {to_round}, of {lost}"
     audit_log.append_entry(operator.folder, AuditEntry(what="rewound", at=now, reason=reason))
     terminal.emit(

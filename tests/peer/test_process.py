@@ -12,7 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from peer.process import INTERRUPTED, LINE_BYTES, Terminal, exit_code_of, first_error, read_events, run_command
+from peer.process import (
+    INTERRUPTED,
+    LINE_BYTES,
+    Terminal,
+    exit_code_of,
+    first_error,
+    read_events,
+    run_command,
+    run_query,
+)
 from peer.telemetry.events import Event, Failed, Finished, StepDone, to_line
 from protocol.errors import LostMemberError, UserError
 
@@ -25,12 +34,12 @@ def terminal() -> tuple[Terminal, list[Event]]:
 
 
 def test_work_that_ends_well_is_exit_code_zero():
-    read_events, said = terminal()
+    shown, said = terminal()
 
     async def serve(stop: asyncio.Event) -> None:
         return None
 
-    assert run_command(serve, read_events) == 0
+    assert run_command(serve, shown) == 0
     assert said == []
 
 
@@ -98,7 +107,7 @@ def test_as_many_files_may_be_open_as_the_system_lets_a_process_have():
 
 
 def test_an_error_inside_task_groups_becomes_one_event_and_its_exit_code():
-    read_events, said = terminal()
+    shown, said = terminal()
 
     async def fail() -> None:
         raise LostMemberError("stage 1 is gone")
@@ -109,18 +118,18 @@ def test_an_error_inside_task_groups_becomes_one_event_and_its_exit_code():
             async with asyncio.TaskGroup() as inner:
                 inner.create_task(fail())
 
-    assert run_command(serve, read_events) == 8
+    assert run_command(serve, shown) == 8
     assert said == [Failed("stage 1 is gone", 8)]
 
 
 def test_what_breaks_while_stopping_is_no_error():
-    read_events, said = terminal()
+    shown, said = terminal()
 
     async def serve(stop: asyncio.Event) -> None:
         stop.set()
         raise LostMemberError("stage 1 is gone")
 
-    assert run_command(serve, read_events) == 0
+    assert run_command(serve, shown) == 0
     assert said == []
 
 
@@ -134,13 +143,38 @@ def test_a_bug_is_not_dressed_up_as_a_users_error():
         first_error(ExceptionGroup("group", [RuntimeError("a bug")]))
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_query_that_is_stopped_has_no_result(number: signal.Signals):
+    async def ask() -> str:
+        os.kill(os.getpid(), number)
+        await asyncio.Event().wait()
+        return "an answer"
+
+    shown, said = terminal()
+    assert exit_code_of(shown.emit, lambda: len(run_query(ask, shown))) == INTERRUPTED
+    assert said == []
+
+
+def test_a_query_has_its_answer_or_its_error():
+    async def ask() -> str:
+        return "an answer"
+
+    async def fail() -> str:
+        raise UserError("no such thing")
+
+    shown, said = terminal()
+    assert run_query(ask, shown) == "an answer"
+    assert exit_code_of(shown.emit, lambda: len(run_query(fail, shown))) == 2
+    assert said == [Failed("no such thing", 2)]
+
+
 def test_an_error_before_the_loop_is_told_too():
-    read_events, said = terminal()
+    shown, said = terminal()
 
     def command() -> int:
         raise UserError("no such thing")
 
-    assert exit_code_of(read_events.emit, command) == 2
+    assert exit_code_of(shown.emit, command) == 2
     assert said == [Failed("no such thing", 2)]
 
 
