@@ -18,28 +18,29 @@ from protocol.errors import FormatError, ResourceError, UserError
 from protocol.monitor import View
 
 MOST_CONNECTIONS = 256
-"""The largest number of connections. Where there are more, the oldest that is no event stream is closed: silent ones
-keep nobody out."""
+"""The largest number of connections. One more closes the oldest that is no event stream, so silent ones keep nobody
+out."""
 
 REQUEST_SECONDS = 10.0
-"""The seconds for a request, from when a connection is made or the last answer has been given."""
+"""The seconds in which a request has to arrive, from the connection's start or from the last answer's end."""
 
 RESPONSE_TIMEOUT_SECONDS = 60.0
-"""The seconds in which an answer has to be taken: the chart library has 4.5 MB."""
+"""The seconds in which a client has to read a whole answer; the largest, the chart library, has 4.5 MB."""
 
 BEHIND_SECONDS = 30.0
-"""The seconds in which a follower of events has to take those that are on their way."""
+"""The seconds in which a client that follows events has to read those that wait to be written to it."""
 
 DASHBOARD_GRACE_SECONDS = 1
 """The seconds that answers in flight may take when the node stops."""
 
 
-_numbers = itertools.count()
+_arrivals = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
 class DashboardPort:
-    """A port that is taken for the dashboard, and the names by which it may be asked for besides IP addresses."""
+    """The port at which the dashboard listens. A request has to name as its host an IP address, `localhost` or
+    one of `names`."""
 
     listening: socket.socket
     host: str
@@ -95,7 +96,8 @@ async def serve_dashboard(
     metrics: Callable[[], bytes] | None,
     stop: asyncio.Event,
 ) -> None:
-    """Serve the dashboard until `stop` is set."""
+    """Serve what `view` shows at `place` until `stop` is set. `until_changed` waits for another view, for so many
+    seconds at most; `metrics` is the text for Prometheus, and without it there is no `/metrics`."""
     config = uvicorn.Config(
         app(view, until_changed, metrics, place.names, stop),
         loop="none",
@@ -115,66 +117,70 @@ async def serve_dashboard(
 
 
 class Visit(H11Protocol):
-    """A connection, which may say nothing, or take nothing, for so long only."""
+    """A connection. One that sends no request, or does not read its answer, is closed after some seconds."""
 
     ends: asyncio.TimerHandle | None = None
+    """The timer that closes this connection; None: nothing does, as for an event stream whose client keeps up."""
     number = 0
-    """The number of this connection in the order of their arrival: the loop's clock has the same time for many."""
+    """The place of this connection in the order of arrival; the loop's clock has the same time for several."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
-        """Whoever has been here longest makes way if there are too many."""
+        """Begin a connection, and close the oldest that is no event stream if there are too many now."""
         super().connection_made(transport)
-        self.number = next(_numbers)
-        self._has(REQUEST_SECONDS)
+        self.number = next(_arrivals)
+        self._close_after(REQUEST_SECONDS)
         if descriptors.is_reserved(transport.get_extra_info("socket").fileno()):
             transport.abort()
-        waiting = [visit for visit in self.connections if isinstance(visit, Visit) and visit.ends is not None]
-        if len(self.connections) > MOST_CONNECTIONS:
-            min(waiting, key=lambda visit: visit.number).transport.abort()
+        # One that is aborted stays in `connections` until the loop's next turn.
+        here = [visit for visit in self.connections if isinstance(visit, Visit) and not visit.transport.is_closing()]
+        if len(here) > MOST_CONNECTIONS:
+            min((visit for visit in here if visit.ends is not None), key=lambda visit: visit.number).transport.abort()
 
     def handle_events(self) -> None:
-        """A request may have come."""
+        """Handle the bytes that have come. With the whole head of a request, the time for its answer
+        begins."""
         before = self.cycle
         super().handle_events()
         if self.cycle is not before:
-            self._has(None if self._streams() else RESPONSE_TIMEOUT_SECONDS)
+            self._close_after(None if self._streams() else RESPONSE_TIMEOUT_SECONDS)
 
     def on_response_complete(self) -> None:
-        """The next request may come."""
-        self._has(REQUEST_SECONDS)
+        """Begin the time for the next request."""
+        self._close_after(REQUEST_SECONDS)
         super().on_response_complete()
 
     def pause_writing(self) -> None:
-        """Note that more is on its way than the other end takes."""
+        """Limit the time of an event stream whose client does not read as fast as events come."""
         super().pause_writing()
         if self._streams():
-            self._has(BEHIND_SECONDS)
+            self._close_after(BEHIND_SECONDS)
 
     def resume_writing(self) -> None:
-        """Note that the other end has taken it."""
+        """Lift the limit of an event stream whose client has read what waited for it."""
         super().resume_writing()
         if self._streams():
-            self._has(None)
+            self._close_after(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Note that the connection has ended."""
-        self._has(None)
+        """Stop the timer of a connection that has ended."""
+        self._close_after(None)
         super().connection_lost(exc)
 
     def _streams(self) -> bool:
-        """Whether events are being told: they go on for ever."""
+        """Whether the answer under way is the stream of events, which has no end."""
         return self.cycle is not None and not self.cycle.response_complete and self.scope["path"] == EVENTS_PATH
 
-    def _has(self, seconds: float | None) -> None:
+    def _close_after(self, seconds: float | None) -> None:
+        """Close this connection in so many seconds, instead of when it would have been closed; None: do not."""
         if self.ends is not None:
             self.ends.cancel()
         self.ends = None if seconds is None else self.loop.call_later(seconds, self.transport.abort)
 
 
 class Server(uvicorn.Server):
-    """uvicorn in a loop that is somebody else's, who also hears the signals."""
+    """A uvicorn server in the event loop of the node, which handles the signals."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Do not."""
+        """Leave the signals to the node."""
         yield

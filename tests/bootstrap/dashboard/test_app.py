@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import json
 import re
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -20,8 +21,12 @@ from tests.reference.views import LOST, view
 HOSTILE = "</script><img src=x onerror=alert(1)>\r\n\r\nevent: view\u2028\u202e"
 
 
-def asked(ask: Callable[[httpx2.AsyncClient, Shown], Awaitable[None]], seen: View | None = None) -> None:
-    """Serve `seen`, and ask."""
+def asked(
+    ask: Callable[[httpx2.AsyncClient, Shown], Awaitable[None]],
+    seen: View | None = None,
+    loop: Callable[[], asyncio.AbstractEventLoop] | None = None,
+) -> None:
+    """Serve `seen`, and ask, in a loop of this kind."""
 
     async def both() -> None:
         shown, url = Shown(seen or view()), asyncio.get_running_loop().create_future()
@@ -32,7 +37,8 @@ def asked(ask: Callable[[httpx2.AsyncClient, Shown], Awaitable[None]], seen: Vie
             shown.end()
             await serving
 
-    asyncio.run(both())
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(both())
 
 
 async def lines_of(answer: httpx2.Response) -> AsyncIterator[str]:
@@ -234,6 +240,30 @@ def test_where_there_are_too_many_connections_the_oldest_that_is_no_stream_makes
             writer.close()
 
     asked(ask)
+
+
+def test_a_burst_of_connections_leaves_no_more_than_there_may_be(monkeypatch: pytest.MonkeyPatch):
+    """asyncio's own loop accepts them within one turn, in which one that is aborted has not left yet."""
+    monkeypatch.setattr("bootstrap.dashboard.server.MOST_CONNECTIONS", 3)
+    monkeypatch.setattr("bootstrap.dashboard.server.REQUEST_SECONDS", 3600.0)
+
+    async def ask(client: httpx2.AsyncClient, _: Shown) -> None:
+        host, port = client.base_url.host, client.base_url.port
+        assert port is not None
+        burst = [socket.create_connection((host, port)) for _ in range(20)]
+        kept = burst[-3:]
+        for connection in burst[:-3]:
+            connection.settimeout(10)
+            with suppress(ConnectionResetError):
+                assert await asyncio.to_thread(connection.recv, 1) == b""
+        for connection in kept:
+            connection.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                connection.recv(1)
+        for connection in burst:
+            connection.close()
+
+    asked(ask, loop=asyncio.SelectorEventLoop)
 
 
 @pytest.mark.parametrize("path", ["/plotly.min.js", "/events"])
