@@ -164,8 +164,8 @@ async def _follow(
     directory: Path,
     acquainted: list[str],
 ) -> None:
-    """See how the run goes, for who asks, and keep who is in it: in `acquainted`, and for the next start in
-    `directory`."""
+    """Read the DHT's records for as long as the node runs, and give them to `pace`, `monitor` and `holders`. The peers'
+    libp2p addresses go into `acquainted`, by which the DHT stays attached, and for the next start into `directory`."""
     while True:
         entries_found = await dht.read_all()
         records = register.read(entries_found)

@@ -104,7 +104,7 @@ def request_pause(folder: Path) -> bool:
 
 
 def end_pause(folder: Path) -> bool:
-    """Tell the peer of this folder to go on; False: nobody had told it to pause.
+    """Tell the peer of this folder to go on. Returns False if nobody had told it to pause.
 
     Raises:
         ResourceError: the folder cannot be written.

@@ -195,8 +195,8 @@ def open_database(folder: Path) -> sqlite3.Connection:
 
 
 def _write_ahead(lists: sqlite3.Connection) -> None:
-    """Have the database keep a write-ahead log. SQLite waits for nobody in this one statement, and refuses it while
-    another process makes the same database.
+    """Have the database keep a write-ahead log. SQLite refuses this statement while another process makes the same
+    database, and does not wait as it does in others: so it is repeated here.
 
     Raises:
         sqlite3.Error: it is refused for longer than `BUSY_SECONDS`, or for another reason.
@@ -267,8 +267,12 @@ def _read(path: Path, parse: Callable[[bytes], Read]) -> Read | None:
 
 @contextmanager
 def in_words(folder: Path) -> Iterator[None]:
-    """Raise a ResourceError of one sentence, which tells nothing of what the database holds, where SQLite or the disk
-    fails, or where a `ValueError` says that a row is none."""
+    """Turn errors of SQLite and of the disk, and a `ValueError` of a row that cannot be read, into one sentence that
+    says nothing of the database's contents.
+
+    Raises:
+        ResourceError: the database cannot be used, or is damaged.
+    """
     path = folder / DATABASE
     try:
         yield

@@ -222,7 +222,7 @@ def _hugging_face(name: str, text_field: str) -> DocumentSource:
                 except ValueError as error:
                     raise ResourceError(f"{name}, row {number}: {error}") from None
         except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-            raise ResourceError(f"cannot read {name}: {str(error).splitlines()[0]}") from None
+            raise ResourceError(f"cannot read {name}: {(str(error).splitlines() or [repr(error)])[0]}") from None
 
     return DocumentSource(name, 0, pieces)
 

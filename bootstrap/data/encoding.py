@@ -175,6 +175,7 @@ def _joined(pieces: Iterable[Piece]) -> Iterator[Piece]:
 
 
 def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+    """The pieces in lists of `BATCH_TEXTS` at most, each ended early once it has `BATCH_CHARACTERS` or more."""
     batch: list[Piece] = []
     characters = 0
     for piece in pieces:

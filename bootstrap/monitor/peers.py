@@ -16,10 +16,10 @@ from protocol.trust.records import PeerRecord
 from protocol.wording import numbers_named, so_many
 
 RATE_SECONDS = 20.0
-"""Rates are means over so long."""
+"""The seconds over which rates are means."""
 
 MOST_RATE = 1e12
-"""Tokens or bytes a second: what is more than this nobody does."""
+"""The largest rate that is shown, in tokens or bytes a second: nobody does more."""
 
 AWAY_STATES: frozenset[PeerState] = frozenset({"gone", "lost", "paused"})
 
@@ -28,12 +28,13 @@ IDLE_SECONDS = 120.0
 come."""
 
 Sample = tuple[float, int, int, int]
-"""A time, and the tokens, bytes up and bytes down of a peer since it joined."""
+"""A time in Unix seconds, and the tokens, bytes up and bytes down of a peer since it joined."""
 
 
 @dataclass(slots=True)
 class Peer:
-    """`last_seen` is its last sign of life, in Unix seconds by the node's clock."""
+    """The knowledge of one peer. Times are Unix seconds by the node's clock; `last_seen` is its last sign of life, and
+    `batch` its last report."""
 
     id: PeerId
     joined: float
@@ -41,23 +42,28 @@ class Peer:
     record: PeerRecord | None = None
     batch: StepReport = field(default_factory=StepReport)
     streams: int = 0
-    """On which it tells; a new one may be there before the old one is known to be broken."""
+    """The number of streams on which it reports; a new one may be there before the old one is known to be broken."""
     cut: float | None = None
     """The time at which the last stream broke."""
     going: PeerDeparture | None = None
+    """The departure that it has reported, at the time `going_at`; None: it is not going."""
     going_at: float = 0.0
     replica: str | None = None
-    """Its group as it tells; None: as its record says."""
+    """Its group by its reports; None: as its record says."""
     members: list[str] = field(default_factory=list)
+    """The members of the group that it is in, or was in last, by stage."""
     broken: str = ""
+    """The reason why its last group broke; empty: it has not."""
     first: int = 0
-    """The last round that it had ended when this node saw it first."""
+    """The last round that it had finished when this node first saw it."""
     done: int = 0
+    """The last round that it has finished by its reports; its record may be older or newer."""
     contributed: int = 0
+    """The last round to which it has contributed by its reports."""
     state: PeerState = "waiting"
     why: str = ""
     idle_since: float | None = None
-    """Since when it has waited for others, as it tells, and done nothing."""
+    """The time since which it has reported a wait and no progress; None: it does not wait."""
     samples: deque[Sample] = field(default_factory=lambda: deque(maxlen=64))
 
     @property
@@ -72,23 +78,24 @@ class Peer:
 
     @property
     def has_worked(self) -> bool:
-        """Whether it has contributed, or has a replica to do so with: who has not, may be a spare for ever."""
+        """Whether it has contributed, or its record names its replica. A peer without one may stay a spare for ever."""
         record = self.record
         return self.contributed > 0 or (record is not None and (record.contributed > 0 or bool(record.replica)))
 
     @property
     def finished(self) -> int:
-        """The last round that it has ended."""
+        """The last round that it has finished, by its reports or its record."""
         return max(self.done, self.record.round if self.record else 0)
 
     @property
     def group(self) -> str:
-        """Its replica, or empty."""
-        said = self.record.replica if self.record else ""
-        return said if self.replica is None else self.replica
+        """Its replica, by its reports or else by its record; empty: none."""
+        recorded = self.record.replica if self.record else ""
+        return recorded if self.replica is None else self.replica
 
     def see(self, record: PeerRecord, now: float) -> None:
-        """A record from the DHT; the newest counts."""
+        """Take a record from the DHT if it is newer than the last one. Its `sequence` is the time at which it was made,
+        in milliseconds by the peer's clock."""
         if self.record is not None and record.sequence <= self.record.sequence:
             return
         if self.record is None:
@@ -96,12 +103,12 @@ class Peer:
         at = min(record.sequence / 1000, now)
         self.record, self.last_seen = record, max(self.last_seen, at)
         if self.going is not None and not record.gone and at > self.going_at + CUT_STREAM_SECONDS:
-            self.going = None  # it is back, and tells another node
+            self.going = None  # it is back, and reports to another node
         if not self.streams:
             self.replica = None
 
     def apply_report(self, batch: StepReport, now: float) -> None:
-        """Take the peer's report; its events are the fold's."""
+        """Take the state in the peer's report; `fold.py` takes its events."""
         if batch.seconds < self.batch.seconds or batch.tokens < self.batch.tokens:
             self.samples.clear()  # a new process
         if batch.waits and (batch.tokens, batch.round) == (self.batch.tokens, self.batch.round):
@@ -112,13 +119,13 @@ class Peer:
         self.samples.append((now, batch.tokens, batch.up, batch.down))
 
     def is_at_work(self, now: float) -> bool:
-        """Whether it gives signs of life, and has not waited in vain for long."""
+        """Whether it gives signs of life, and has not been idle for `IDLE_SECONDS`."""
         return now - self.last_seen <= AT_WORK_SECONDS and (
             self.idle_since is None or now - self.idle_since < IDLE_SECONDS
         )
 
     def rates(self, now: float) -> tuple[float, float, float]:
-        """Tokens a second, bytes a second up and down."""
+        """Tokens a second, and bytes a second up and down: means over the last `RATE_SECONDS`. Drops older samples."""
         while len(self.samples) > 1 and self.samples[1][0] <= now - RATE_SECONDS:
             self.samples.popleft()
         if not self.samples:
@@ -129,7 +136,8 @@ class Peer:
         return tokens, up, down
 
     def judge(self, now: float, finished: int, delay: int) -> tuple[PeerState, str]:
-        """Its state now and why, where the swarm has finished so many rounds."""
+        """Its state now, and the reason. `finished` is the last round that the swarm has finished; `delay`, the number
+        of rounds by which contributions count later (`outer.delay`), excuses a peer that is behind."""
         record, going = self.record, self.going
         if going is not None and going.how == "paused":
             return "paused", going.why
@@ -145,6 +153,7 @@ class Peer:
         return self._at_work(finished, delay)
 
     def _at_work(self, finished: int, delay: int) -> tuple[PeerState, str]:
+        """The state of a peer that is neither away nor leaving, and the reason."""
         record = self.record
         if record is not None and record.on_trial:
             return "on trial", "what it contributes does not count before an audit has found nothing wrong with it"
@@ -193,17 +202,18 @@ class Peer:
 
 
 def is_over(peers: Iterable[Peer], rounds: int, now: float) -> bool:
-    """Whether a peer that trains has finished the last of `rounds`, as this node saw it come to it, and nobody is at
-    work that has worked in the run and has not: so names alone end no run in which anybody is at work."""
-    there = [peer for peer in peers if peer.trains]
-    late = [peer for peer in there if peer.finished < rounds and peer.has_worked and peer.state not in AWAY_STATES]
+    """Whether the run of so many `rounds` is over: this node has watched a training peer finish the last round, and
+    nobody is at work who has worked in the run and not finished it. So a claim to have finished does not end a run in
+    which others are at work."""
+    trainers = [peer for peer in peers if peer.trains]
+    late = [peer for peer in trainers if peer.finished < rounds and peer.has_worked and peer.state not in AWAY_STATES]
     at_work = any(peer.is_at_work(now) for peer in late)
-    return not at_work and any(peer.first < rounds <= peer.finished for peer in there)
+    return not at_work and any(peer.first < rounds <= peer.finished for peer in trainers)
 
 
 def silent(peer: Peer, now: float, bound: float) -> str:
-    """Say that a peer is silent, in words to follow its name, if nothing was heard of it for `bound` seconds; else
-    nothing."""
+    """Say that a peer is silent, in words to follow its name; empty: it is not lost, and was heard of within `bound`
+    seconds."""
     if now - peer.last_seen <= bound and peer.state != "lost":
         return ""
     minutes, seconds = divmod(int(peer.last_seen) % 86400, 60)
@@ -211,9 +221,9 @@ def silent(peer: Peer, now: float, bound: float) -> str:
 
 
 def silent_leader(leader: Peer, now: float, bound: float = SILENT_LEADER_SECONDS) -> str:
-    """Say that the first stage of a group is silent, if nothing was heard of it for `bound` seconds; else nothing."""
-    said = silent(leader, now, bound)
-    return f"its first stage, peer {leader.id[-8:]}, {said}" if said else ""
+    """Say that the first stage of a group is silent; empty: it is not lost, and was heard of within `bound` seconds."""
+    silence = silent(leader, now, bound)
+    return f"its first stage, peer {leader.id[-8:]}, {silence}" if silence else ""
 
 
 def group_views(
@@ -223,9 +233,10 @@ def group_views(
     now: float,
     state: RunState = "training",
 ) -> list[GroupView]:
-    """The groups that volunteers say they are in: of two that claim one stage, the one that the first stage names. And
-    those that broke, with whom they had, until their members are in others. `state`: the run's. While it gathers, an
-    empty seat is not why a group does not train; and when it is finished, that needs no reason."""
+    """The groups that volunteers say they are in, and those that broke, with the members that they had, until these are
+    in others. Of two volunteers that claim one stage of a group, the one that its first stage names has it. `state` is
+    the run's: while it gathers, an empty stage is no reason why a group does not train; when it is finished, no reason
+    is given at all. `compression` is d / k of the group of a first stage."""
     members: dict[str, list[str]] = {}
     for peer in peers.values():
         record = peer.record
@@ -250,15 +261,15 @@ def group_views(
                 broken[replica] = peer.broken
     return sorted(
         (
-            _view(peers[PeerId(member)], seats, broken.get(member, ""), _slow(peers, seats), compression, now, state)
-            for member, seats in members.items()
+            _view(peers[PeerId(replica)], seats, broken.get(replica, ""), _slow(peers, seats), compression, now, state)
+            for replica, seats in members.items()
         ),
         key=lambda group: (group.slot, group.replica),
     )
 
 
 def stages_short(peers: Iterable[Peer], stages: int) -> str:
-    """Say what is lacking for another group where some volunteers can be in none; empty: nothing is."""
+    """Say at which of the `stages` volunteers are lacking for another group; empty: all stages have as many."""
     records = (peer.record for peer in peers if peer.record is not None and peer.state not in AWAY_STATES)
     counts = Counter(record.stage for record in records if record.role == "volunteer")
     fewest = min(counts[stage] for stage in range(stages))
@@ -273,10 +284,10 @@ def stages_short(peers: Iterable[Peer], stages: int) -> str:
 
 
 def _slow(peers: Mapping[PeerId, Peer], seats: list[str]) -> str:
-    """The slow member of a group, in the words of the last stage that knows of one: all stages before that wait for it,
-    and cannot tell it from the stage behind them."""
-    told = (peers[PeerId(seat)].batch.slow for seat in reversed(seats) if PeerId(seat) in peers)
-    return next(filter(None, told), "")
+    """The slow member of a group, by the report of the last stage that names one. Stages before a slow one wait as
+    well, and each takes the stage behind it for the slow one."""
+    reports = (peers[PeerId(seat)].batch.slow for seat in reversed(seats) if PeerId(seat) in peers)
+    return next(filter(None, reports), "")
 
 
 def _view(
@@ -289,9 +300,9 @@ def _view(
     state: RunState,
 ) -> GroupView:
     missing = [str(stage) for stage, peer in enumerate(seats) if not peer]
-    silent = silent_leader(leader, now, AT_WORK_SECONDS if missing and leader.batch.step else SILENT_LEADER_SECONDS)
+    silence = silent_leader(leader, now, AT_WORK_SECONDS if missing and leader.batch.step else SILENT_LEADER_SECONDS)
     empty = f"nobody is at stage {', '.join(missing)}" if missing and state != "gathering" else ""
-    broken = "" if state == "finished" else silent or broken or leader.broken or empty
+    broken = "" if state == "finished" else silence or broken or leader.broken or empty
     return GroupView(
         replica=leader.id,
         slot=leader.record.slot if leader.record is not None else 0,

@@ -200,7 +200,7 @@ def pause_peers(ticket: str | None, directory: Path | None, terminal: "Terminal"
 
 
 def resume_peers(ticket: str | None, directory: Path | None, terminal: "Terminal") -> int:
-    """Tell the paused peers of a run, or of a folder, to go on; the exit code."""
+    """Tell the paused peers of a run, or of a folder, to go on. Returns the exit code."""
     from peer import pausing
     from peer.process import exit_code_of
     from peer.store.home import in_use

@@ -264,7 +264,8 @@ def _own_rows(whole: DTensor) -> Tensor:
 
 
 def work(rank: int, handle: int) -> None:
-    """Carry out orders until there are no more. `handle` is the file descriptor of the connection."""
+    """Carry out the daemon's orders until the connection to it ends, and with it this process. `handle` is the file
+    descriptor of the connection. After an error, wait for that end."""
     connection: Connection[bytes, bytes] = Connection(handle)
     order, _ = receive_order(connection)
     assert order.begin is not None
@@ -276,10 +277,10 @@ def work(rank: int, handle: int) -> None:
         while True:
             send_answer(connection, _carry_out(shard, *orders.get()))
     except torch.OutOfMemoryError as error:
-        send_answer(connection, Answer(error=str(error).splitlines()[0], kind="memory"))
-    except Exception:  # the daemon says it, if no other process has ended: then this is but a consequence
+        send_answer(connection, Answer(error=(str(error).splitlines() or [repr(error)])[0], kind="memory"))
+    except Exception:  # the daemon shows it unless another process has ended, of which it is only a consequence
         send_answer(connection, Answer(error=traceback.format_exc(), kind="failed"))
-    signal.pause()  # until the daemon has understood
+    signal.pause()  # until the daemon has read the answer, and ends the connection
 
 
 def _listen(connection: "Connection[bytes, bytes]", orders: OrderQueue, rendezvous: str) -> None:

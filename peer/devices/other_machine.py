@@ -199,15 +199,23 @@ class OtherMachine:
             link.send(encoded(tuple(answers)), back)
 
     def _begin(self, link: MachineLink, asked: Begin) -> list[Answer]:
-        """Start the processes, as the first machine says; but cores, niceness and memory are this machine's affair."""
+        """Start the worker processes as the first machine orders, but with this machine's own threads, niceness and
+        limit of memory. Returns their answers, and raises what `WorkerPool.start` does, too.
+
+        Raises:
+            FormatError: the order does not fit what the two machines agreed on, or another one came too early.
+            UnreachableError: the first machine has gone.
+            UserError: the run's sequences cannot be shared among the processes.
+            ResourceError: there are too few devices, or too little memory.
+        """
         try:
             self.manifest = Manifest.model_validate_json(asked.manifest)
             split_address(asked.store)
         except (ValueError, ManifestError, FormatError):
             raise FormatError("the first machine begins without a manifest, or without a store to meet at") from None
         ranks = self.hello.nnodes * self.hello.nproc
-        is_known = asked.ranks == ranks and asked.device == self.hello.device and not asked.rendezvous
-        if self.worker_pool is not None or not (is_known and 0 < asked.patience <= MOST_PATIENCE):
+        as_agreed = asked.ranks == ranks and asked.device == self.hello.device and not asked.rendezvous
+        if self.worker_pool is not None or not (as_agreed and 0 < asked.patience <= MOST_PATIENCE):
             raise FormatError("the first machine begins otherwise than it said")
         require_devices(
             self.manifest,

@@ -11,14 +11,14 @@ from protocol.limits import CLOCK_SLACK_SECONDS
 from protocol.wording import lasting, rate
 
 CLOCK_SECONDS = 2.0
-"""Further off, a clock is not set from the network."""
+"""The seconds by which a clock may be off: one that is set from the network is nearer."""
 
 WRONG_SECONDS = CLOCK_SLACK_SECONDS / 2
-"""Further off, others do not see this peer for a part of the time: its records are over before they come, or not yet
-believed."""
+"""The seconds by which a clock is wrong enough to be a failure. For a part of the time others do not see such a peer:
+its records have expired when they arrive, or are not believed yet."""
 
 NEAR_ROUND_TRIP_SECONDS = 0.005
-"""A round trip below that is no burden, however often TCP needs one more."""
+"""The round trip in seconds up to which it does not matter that TCP takes some more of them after a pause."""
 
 
 def node_answers(node: MeasuredWay | NoWay) -> bool:
@@ -27,7 +27,7 @@ def node_answers(node: MeasuredWay | NoWay) -> bool:
 
 
 def node_findings(measured: Sequence[MeasuredWay | NoWay]) -> list[Finding]:
-    """One for each node of the ticket. It is no failure that one does not answer while another does."""
+    """The findings on the nodes of the ticket, one for each. A node that does not answer is a failure if none does."""
     lost: Outcome = "warning" if any(node_answers(way) for way in measured) else "failure"
     findings = []
     for way in measured:
@@ -52,7 +52,8 @@ def node_findings(measured: Sequence[MeasuredWay | NoWay]) -> list[Finding]:
 
 
 def clocks(measured: Sequence[MeasuredWay | NoWay]) -> Finding | None:
-    """This machine's clock beside the nodes', by the one with the shortest round trip; None where none answers."""
+    """The finding on this machine's clock, against that of the node with the shortest round trip, which is the least
+    uncertain; None where no node answers."""
     ways_measured = [way for way in measured if isinstance(way, MeasuredWay)]
     if not ways_measured:
         return None
@@ -69,7 +70,8 @@ def clocks(measured: Sequence[MeasuredWay | NoWay]) -> Finding | None:
 
 
 def peers_finding(shaken: Sequence[Handshake | NoWay], known: int) -> Finding:
-    """The finding on peers: some of `known` that are in the run were dialled."""
+    """The finding on peers: of the `known` ones in the run, some were dialled, and `shaken` has their TLS
+    handshakes."""
     answering = [answered for answered in shaken if isinstance(answered, Handshake)]
     trip = usual_round_trip(shaken)
     if not known:
@@ -97,8 +99,8 @@ def unknown_peers(reason: str) -> Finding:
 
 
 def slow_start(measured: Sequence[MeasuredWay | NoWay], begins_slowly: bool | None) -> Finding | None:
-    """Whether TCP finds out anew what a path carries after each pause, as frames of a pipeline have them between each
-    other (`docs/benchmarks.md` says what that costs); None where it makes no difference, or nobody knows."""
+    """The finding on whether TCP probes a path's capacity anew after each pause, as there are between the frames of a
+    pipeline (`docs/benchmarks.md` has the cost); None where it makes no difference, or nobody knows."""
     far = any(isinstance(way, MeasuredWay) and way.round_trip > NEAR_ROUND_TRIP_SECONDS for way in measured)
     if not far or begins_slowly is None:
         return None
@@ -109,7 +111,7 @@ def slow_start(measured: Sequence[MeasuredWay | NoWay], begins_slowly: bool | No
 
 
 def reachable(found: Reach) -> Finding:
-    """Whether others can dial this machine, as a node has tried it."""
+    """The finding on whether others can dial this machine, as a node has tried it."""
     if found.objection:
         value = "others cannot dial this machine: they would reach it by relays, which takes longer"
         return Finding("reachable", value, "warning", found.objection)
@@ -120,11 +122,11 @@ def reachable(found: Reach) -> Finding:
 
 
 def link_of(measured: Sequence[MeasuredWay | NoWay], shaken: Sequence[Handshake | NoWay]) -> Volunteer | None:
-    """This machine's link as the plan takes it, for work that is counted in seconds (so `operations` are 1): the best
-    way to a node, since an access link carries no less, and half of the usual round trip to a peer, or to a node where
-    no peer answers."""
-    found = [way for way in measured if isinstance(way, MeasuredWay)]
-    if not found:
+    """This machine's link as the plan takes it; None where no node answers. Rates are those of the best way to a node,
+    since this machine's own line carries no less; latency is half of the usual round trip to a peer, or to a node where
+    no peer answers. Work is counted in seconds, so `operations` are 1."""
+    ways_measured = [way for way in measured if isinstance(way, MeasuredWay)]
+    if not ways_measured:
         return None
-    trip = usual_round_trip(shaken) or min(way.round_trip for way in found)
-    return Volunteer(1.0, max(way.up for way in found), max(way.down for way in found), trip / 2)
+    trip = usual_round_trip(shaken) or min(way.round_trip for way in ways_measured)
+    return Volunteer(1.0, max(way.up for way in ways_measured), max(way.down for way in ways_measured), trip / 2)

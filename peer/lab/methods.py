@@ -89,6 +89,8 @@ class SparseLoCo:
     def _contribute(
         self, replica: LabReplica, part: Part, round: int, steps: int, moved: Mapping[str, Tensor]
     ) -> Contribution:
+        """Make a replica's contribution from Δ (`moved`), as the swarm does, or, with `exact`, with values that are not
+        quantized; count its bytes."""
         state = replica.outer[part]
         if not self.exact:
             blob, sent = state.contribute(self.run, round, replica.id, steps, moved)

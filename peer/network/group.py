@@ -32,14 +32,15 @@ class Attempt:
 
 
 def make_link(manifest: Manifest, neighbour: PeerId, with_whom: str, bandwidth: Bandwidth | None = None) -> Link:
-    """Make a link to a neighbour, not yet connected, which has no more microbatches in flight than the schedule lets
-    it, at the largest k that the run has. Its frames take their turn in `bandwidth`."""
+    """Make a link to a neighbour, not yet connected. It holds as many unread messages as the schedule can have in
+    flight, at the largest k of the run; a neighbour that sends more is cut off. `with_whom` names it in errors, and
+    frames take their turn in `bandwidth`."""
     rules = FrameRules.of(manifest.at(min(manifest.compressions, default=1)))
     messages = max(rules.activations.messages, rules.gradients.messages)
     most_pending = MOST_IN_FLIGHT * manifest.replicas.stages * messages + BETWEEN_STEPS
-    made: Link = Duplex(neighbour, with_whom, most_pending, pipeline_pb2.Frame(), bandwidth)
-    made.aside = is_doubt
-    return made
+    link: Link = Duplex(neighbour, with_whom, most_pending, pipeline_pb2.Frame(), bandwidth)
+    link.aside = is_doubt
+    return link
 
 
 def is_doubt(message: pipeline_pb2.Frame) -> bool:

@@ -46,7 +46,8 @@ class HandoverService(succession_pb2_grpc.SuccessionServicer):
     `next`."""
 
     def __init__(self, reconciler: Reconciler, stage: int, tasks: Children) -> None:
-        """`tasks` are those that end with this peer: an offer that is considered outlives the call that made it."""
+        """`tasks` last as long as this peer: an offer is considered in one of them, and outlives the call that made it.
+        Every leaver of `stage` may call."""
         self.reconciler = reconciler
         self.stage = stage
         self.handovers: Handovers | None = None
@@ -54,10 +55,11 @@ class HandoverService(succession_pb2_grpc.SuccessionServicer):
         self.open = False
         """Whether handovers are taken now."""
         self.waiting: PendingHandover | None = None
+        """The handover whose bytes are here, until the peer's own loop takes it by `next`; None: there is none."""
         self.tasks = tasks
         self._one_at_a_time = asyncio.Lock()
         self.places: Places[PeerId] = Places(OFFERS_OF_ONE, OFFERS, 1)
-        """The places for offers that are looked at, or wait for it."""
+        """The limit of offers under consideration at once: `OFFERS_OF_ONE` of one giver, `OFFERS` of all."""
 
     def begin(self, handovers: Handovers) -> None:
         """Answer leavers from now on: this peer has read from its folder what it has given and taken."""

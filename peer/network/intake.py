@@ -115,8 +115,9 @@ class Intake:
         self.check = check
 
     async def own(self, part: Part, round: int, blob: bytes) -> Entry | None:
-        """Keep this peer's own contribution. Returns None if it is too late for it, or was made in another slot than
-        this peer has now. A contribution on trial is kept to be looked at."""
+        """Keep this peer's own contribution, and sign its entry. Returns the entry, to be announced; None if the round
+        takes no more contributions, or if the peer has another slot now than it was made in: then it is kept as
+        unproven. One made on trial does not count, and is announced for the audit."""
         entry = sign_contribution(self.signer, part, round, contribution_digest(blob), len(blob))
         if slot_of(blob) != self.signer.authority.read(self.signer.card).slot:
             if self.contribution_store.lookup(entry.sha256) is None:

@@ -30,14 +30,14 @@ from protocol.manifest import Manifest
 from protocol.manifest_tables import Outer
 
 FACTOR_ONE = 2**16
-"""β and η are fixed-point numbers: 2⁻¹⁶ is finer than anyone tunes them."""
+"""The number 1 as β and η are stored: fixed-point numbers in units of 2⁻¹⁶, finer than anyone tunes them."""
 
 Grid = dict[str, Tensor]
 """Tensor name → int32 values in units of 2⁻²⁶."""
 
 
 Change = tuple[kernels.Positions, kernels.Terms]
-"""Distinct row-major places of a tensor, and what is subtracted there."""
+"""Distinct row-major positions of a tensor, and what is subtracted there, in units of 2⁻²⁶."""
 
 
 @dataclass(slots=True)
@@ -45,9 +45,9 @@ class OuterState:
     """The state of one part that a peer keeps across rounds: 8 bytes a value where it contributes, 4 where it only
     follows.
 
-    `grid` is θ now: F(S) of each closed and of each open round is taken off, and changes with S while the round is
-    open. A tensor of it is never written to: where θ changes, another tensor takes its place. So whoever has taken the
-    tensors of an earlier θ keeps that θ. `error_feedback` is the peer's own, where it contributes.
+    `grid` is θ now: F(S) of each closed and of each open round is subtracted, and changes with S while the round is
+    open. A tensor of it is never written to: where θ changes, a new tensor replaces it. So whoever has taken the
+    tensors of an earlier θ keeps that θ. `error_feedback` is e, the peer's own; empty where it only follows.
     """
 
     manifest: Manifest
@@ -57,7 +57,8 @@ class OuterState:
 
     @staticmethod
     def begin(manifest: Manifest, part: Part, genesis: Mapping[str, Tensor], author: bool) -> "OuterState":
-        """The state before round 1: the genesis weights, and an empty error feedback."""
+        """The state before round 1: the genesis weights, and, for an `author` of contributions, an error feedback of
+        zeros."""
         grid = {name: genesis[name].to(torch.int32, copy=True) for name in part_layout(manifest, part)}
         empty = {name: torch.zeros_like(tensor) for name, tensor in grid.items()} if author else {}
         return OuterState(manifest, part, grid, empty)
@@ -65,10 +66,11 @@ class OuterState:
     def contribute(
         self, run: RunId, round: int, author: PeerId, steps: int, moved: Mapping[str, Tensor], slot: int = 0
     ) -> tuple[bytes, Contribution]:
-        """Turn Δ (float32) into this peer's contribution, and take it out of the error feedback. `slot` is its place.
+        """Turn Δ (`moved`, float32) into this peer's contribution, as bytes and decoded, and take it out of the error
+        feedback. `steps` are the inner steps behind it; `slot` is the author's place in the run.
 
         Raises:
-            DivergedError: the replica diverged.
+            DivergedError: Δ or the error feedback is outside ±32, or not a number.
         """
         self.absorb(moved)
         picked = self.pick()
@@ -77,7 +79,7 @@ class OuterState:
         return blob, sent
 
     def pick(self) -> dict[str, SparseTensor]:
-        """TopK(e)."""
+        """TopK(e): the largest values of each chunk of the error feedback, which keeps them."""
         outer = self.manifest.outer
         return {
             name: top_k(error, chunk_grid(tuple(error.shape), outer.chunk_side, outer.top_k))
@@ -85,26 +87,26 @@ class OuterState:
         }
 
     def absorb(self, moved: Mapping[str, Tensor]) -> None:
-        """e ← β e + Δ, without sending anything: the round has closed, and a later contribution carries it.
+        """e ← β e + Δ. It sends nothing: called alone, after the round has closed, it leaves Δ to later contributions.
 
         Raises:
-            DivergedError: the replica diverged.
+            DivergedError: Δ or the error feedback is outside ±32, or not a number.
         """
         for name, delta in moved.items():
             self.error_feedback[name] = decay_and_add(self.error_feedback[name], delta, self.manifest.outer.beta)
 
     def take_out(self, sent: Contribution) -> None:
-        """e ← e − Δ̂: it is on its way."""
+        """e ← e − Δ̂: it is sent, and so no longer owed."""
         for name, sparse in sent.tensors.items():
             subtract(self.error_feedback[name], sparse, self.manifest)
 
     def put_back(self, sent: Contribution) -> None:
-        """e ← e + Δ̂: it counts nowhere after all."""
+        """e ← e + Δ̂: it counts in no round after all, and is owed again."""
         for name, sparse in sent.tensors.items():
             subtract(self.error_feedback[name], SparseTensor(sparse.offsets, -sparse.values), self.manifest)
 
     def replace(self, before: Sequence[Contribution], after: Sequence[Contribution]) -> None:
-        """A round's set has changed: θ ← θ + F(before) − F(after).
+        """Follow a change of a round's set: θ ← θ + F(before) − F(after).
 
         Raises:
             DivergedError: a weight would leave the grid. Nothing is changed then.
@@ -113,11 +115,11 @@ class OuterState:
             self.grid[name] = _less(self.grid[name], change)
 
     def adopt(self, grid: Mapping[str, Tensor]) -> None:
-        """Take the place of θ by the state of others. Its tensors are this peer's from now on."""
+        """Replace θ by the state of others, whose tensors belong to this object from now on."""
         self.grid = dict(grid)
 
     def with_own(self, own: Contribution) -> Grid:
-        """θ − F({own}): where a replica starts when of a round's set nothing but its own contribution is there yet.
+        """θ − F({own}): the start of a replica that goes on before any other contribution to the round has arrived.
 
         Raises:
             DivergedError: a weight would leave the grid.
@@ -126,8 +128,8 @@ class OuterState:
         return {**self.grid, **{name: _less(self.grid[name], change) for name, change in changes.items()}}
 
     def closed(self, open: Iterable[Sequence[Contribution]]) -> Grid:
-        """θ + Σ F(S) over the open rounds: θ after the closed ones alone. `open` are the sets that are in `grid`, those
-        of the last round first, so that what is computed on the way is θ after each of the rounds.
+        """θ + Σ F(S) over the open rounds: θ after the closed ones alone. `open` are the sets that are in `grid`, the
+        last round's first, so that each intermediate result is θ after one of the rounds, and inside ±32.
 
         Raises:
             DivergedError: a weight would leave the grid.
@@ -153,10 +155,10 @@ def decay_and_add(error: Tensor, delta: Tensor, beta: float) -> Tensor:
     error, delta = error.contiguous(), delta.detach().contiguous()
     fresh = torch.empty_like(error)
     arrays = error.view(-1).numpy(), delta.view(-1).numpy(), fresh.view(-1).numpy()
-    near, narrow = kernels.decay_and_add_kernel(*arrays, factor)
-    if not near:
+    delta_fits, sums_fit = kernels.decay_and_add_kernel(*arrays, factor)
+    if not delta_fits:
         raise DivergedError(FAR)
-    if not narrow:
+    if not sums_fit:
         raise DivergedError(f"the error feedback {OUT_OF_RANGE}")
     return fresh
 
@@ -164,51 +166,52 @@ def decay_and_add(error: Tensor, delta: Tensor, beta: float) -> Tensor:
 def subtract(error: Tensor, sparse: SparseTensor, manifest: Manifest) -> None:
     """e ← e − Δ̂ in place, on the CPU: exactly the integers that were sent."""
     grid = chunk_grid(tuple(error.shape), manifest.outer.chunk_side, manifest.outer.top_k)
-    places = kernels.flat_positions(sparse.offsets, grid)
-    kernels.take_out(error.view(-1).numpy(), places, np.asarray(sparse.values, np.int64))
+    positions = kernels.flat_positions(sparse.offsets, grid)
+    kernels.take_out(error.view(-1).numpy(), positions, np.asarray(sparse.values, np.int64))
 
 
 def outer_term(contributions: Sequence[Contribution], layout: Layout, manifest: Manifest) -> dict[str, Tensor]:
-    """F(S): η · Σ w Δ̂ / Σ w, over all or over the senders of each coordinate, rounded half to even; int64.
+    """F(S): η · Σ w Δ̂ / Σ w, rounded half to even, as dense int64 tensors in units of 2⁻²⁶.
 
-    `aggregate = "all"` is the paper's mean (equation 2); `"senders"` is what the field's code does. `clip` changes
-    values before they are summed, never who sent them: what was clipped to zero has a sender still.
+    With `aggregate = "all"`, Σ w is over all contributions: the paper's mean (equation 2). With `"senders"`, it is at
+    each coordinate over those that sent something there, as in the field's code; a value that `clip` has made zero
+    still counts as sent.
     """
     term: dict[str, Tensor] = {}
     for name, shape in layout.items():
-        places, terms = _sparse_term(contributions, name, shape, manifest)
+        positions, terms = _sparse_term(contributions, name, shape, manifest)
         term[name] = torch.zeros(shape, dtype=torch.int64)
-        term[name].view(-1).numpy()[places] = terms
+        term[name].view(-1).numpy()[positions] = terms
     return term
 
 
 def eta(outer: Outer, round_: int) -> int:
-    """η of a round's contributions, in units of 2⁻¹⁶: from that of the first round it goes linearly to that of the
-    last, rounded down; both ends are rounded half to even."""
+    """η of round `round_`, in units of 2⁻¹⁶: linear from the first round's to the last round's, rounded down; these two
+    are rounded half to even."""
     first = round(outer.learning_rate * FACTOR_ONE)
     last = round(outer.learning_rate * outer.final_learning_rate * FACTOR_ONE)
     return first + (last - first) * (round_ - 1) // max(1, outer.rounds - 1)
 
 
 def weights(contributions: Sequence[Contribution], outer: Outer, eta: int) -> list[int]:
-    """The weight of each contribution in F(S), whose η this is in units of 2⁻¹⁶: 1, or the number of inner steps of its
-    author, but at least 1 (error feedback alone may be in it).
+    """The weight of each contribution in F(S): 1, or the number of inner steps behind it, but at least 1, as one
+    without any may carry error feedback.
 
-    Sums have to stay exact in 64 bits. Where the numbers of steps are too large for that, all are halved, rounded down,
-    as often as it takes.
+    Sums have to stay exact in 64 bits. Where the weights times `eta` (in units of 2⁻¹⁶) are too large for that, all
+    weights are halved, rounded down, as often as it takes.
     """
     if outer.weights == "equal":
         return [1] * len(contributions)
-    counted = [max(1, step_count.steps) for step_count in contributions]
-    while sum(counted) * eta > kernels.LARGEST_FACTOR and max(counted) > 1:
-        counted = [max(1, step_count // 2) for step_count in counted]
-    return counted
+    step_counts = [max(1, contribution.steps) for contribution in contributions]
+    while sum(step_counts) * eta > kernels.LARGEST_FACTOR and max(step_counts) > 1:
+        step_counts = [max(1, count // 2) for count in step_counts]
+    return step_counts
 
 
 def _sparse_term(
     contributions: Sequence[Contribution], name: str, shape: tuple[int, ...], manifest: Manifest
 ) -> Change:
-    """F(S) of one tensor where anybody sent something: distinct row-major places, and the terms there."""
+    """F(S) of one tensor where anybody sent something: distinct row-major positions, and the terms there."""
     if not contributions:
         return np.empty(0, np.int64), np.empty(0, np.int64)
     outer = manifest.outer
@@ -218,9 +221,9 @@ def _sparse_term(
     if outer.clip == "median":
         clip_to_medians(values, grid.k)
     rate = eta(outer, contributions[0].name.round)
-    counted = weights(contributions, outer, rate)
+    weight_of_each = weights(contributions, outer, rate)
     return kernels.outer_term_kernel(
-        [sent.offsets for sent in sparse], values, grid, rate, counted, outer.aggregate == "senders"
+        [sent.offsets for sent in sparse], values, grid, rate, weight_of_each, outer.aggregate == "senders"
     )
 
 
@@ -230,7 +233,7 @@ def _changes(
     after: Sequence[Contribution],
     manifest: Manifest,
 ) -> dict[str, Change]:
-    """F(after) − F(before), of the tensors in which anybody sent something. Other coordinates are not visited.
+    """F(after) − F(before) for each tensor in which anybody sent something, at the positions that were sent only.
 
     Raises:
         DivergedError: a weight of θ + F(before) − F(after) would leave the grid.
@@ -240,22 +243,22 @@ def _changes(
         removed, added = (
             _sparse_term(contributions, name, tuple(tensor.shape), manifest) for contributions in (before, after)
         )
-        places, terms = _difference(added, removed)
-        if not kernels.fits(tensor.view(-1).numpy(), places, terms):
+        positions, terms = _difference(added, removed)
+        if not kernels.fits(tensor.view(-1).numpy(), positions, terms):
             raise DivergedError(f"{name} {OUT_OF_RANGE}")
-        if len(places):
-            changes[name] = places, terms
+        if len(positions):
+            changes[name] = positions, terms
     return changes
 
 
 def _difference(one: Change, other: Change) -> Change:
-    """One term less the other."""
+    """`one` − `other`, at the positions of either."""
     if not (len(one[0]) and len(other[0])):
         return one if len(one[0]) else (other[0], -other[1])
-    places, at = np.unique(np.concatenate((one[0], other[0])), return_inverse=True)
-    terms = np.zeros(len(places), np.int64)
-    np.add.at(terms, at, np.concatenate((one[1], -other[1])))
-    return places, terms
+    positions, index = np.unique(np.concatenate((one[0], other[0])), return_inverse=True)
+    terms = np.zeros(len(positions), np.int64)
+    np.add.at(terms, index, np.concatenate((one[1], -other[1])))
+    return positions, terms
 
 
 def _less(tensor: Tensor, change: Change) -> Tensor:

@@ -1,5 +1,6 @@
 """The waits of a peer as values (`Waiting`), one function for each occasion: what is missing, how much of it is here,
-how much is needed, and what ends the wait. The words are for the peer's owner. Pure."""
+how much is needed, and what ends the wait. The words are for the peer's owner; `most_seconds` is the longest that a
+wait lasts, from its beginning. Pure."""
 
 from collections.abc import Collection, Iterable
 
@@ -19,7 +20,7 @@ MOST_NAMED = 8
 
 def for_the_beginning(peers: Peers, manifest: Manifest) -> Waiting:
     """The wait of a peer for the run to begin: until all replicas of the manifest have formed, or `run.gather` seconds
-    after the first has. Names what is missing: "1 datacenter (0 of 1) and 1 volunteer of stage 1 (1 of 2)"."""
+    after the first has. It names what is missing: "1 datacenter (0 of 1) and 1 volunteer of stage 1 (1 of 2)"."""
     planned, counts = manifest.replicas, _volunteers(peers, manifest)
     datacenters = sum(peer.role == "datacenter" for peer in peers)
     lacks = [
@@ -35,16 +36,17 @@ def for_the_beginning(peers: Peers, manifest: Manifest) -> Waiting:
 
 
 def for_members(peers: Peers, me: PeerRecord, manifest: Manifest, begun: bool, missing: Collection[int]) -> Waiting:
-    """The wait of a peer, `me`, whose group has nobody at the `missing` stages behind it: for volunteers of these; or,
-    where other groups have them all, as a spare; or for the beginning of a run that has not `begun`."""
+    """The wait of a peer, `me`, whose group has nobody at the `missing` stages: for volunteers of these; as a spare, if
+    it is of the first stage and other groups have all of these; or for the beginning of a run that has not `begun`."""
     if not me.stage and (spare := _as_spare(peers, me, manifest, begun)):
         return spare
     return _for_stages(peers, manifest, missing, me.round) if begun else for_the_beginning(peers, manifest)
 
 
 def for_a_seat(peers: Peers, me: PeerRecord, manifest: Manifest, begun: bool) -> Waiting:
-    """The wait of a volunteer of a later stage without a group, `me`: for a stage that nobody serves, or for a call;
-    or, where others of its stage have all seats, as a spare; or for the beginning of a run that has not `begun`."""
+    """The wait of a volunteer of a later stage without a group, `me`: as a spare, if others of its stage have all
+    seats; for the beginning of a run that has not `begun`; for a stage that nobody serves; or else for a call of the
+    stage before, which invites it into a group."""
     if spare := _as_spare(peers, me, manifest, begun):
         return spare
     if not begun:
@@ -71,13 +73,13 @@ def for_its_group(peers: Peers, me: PeerRecord, manifest: Manifest, begun: bool,
 
 
 def for_a_member(member: PeerId, stage: int, round: int) -> Waiting:
-    """The wait for the volunteer of another stage of the group, until that is ready for a round: it may have to wait
+    """The wait for the volunteer `member`, at another stage of the group, to be ready for a round. It may have to wait
     for others first."""
     return Waiting(f"peer {member[-8:]}, stage {stage} of its group", f"it is ready for round {round}", round=round)
 
 
 def for_a_neighbour(peer: PeerId, stage: int, step: int) -> Waiting:
-    """The wait of a stage for what the one beside it computes in inner step `step` (from 0), where that takes long."""
+    """The wait of a stage for what its neighbour computes in inner step `step` (from 0), where that takes long."""
     what = f"what peer {peer[-8:]}, stage {stage} of its group, computes in step {step + 1}"
     return Waiting(what, "it comes, or has lasted too long")
 
@@ -91,13 +93,16 @@ def for_contributions(
     brief: bool,
 ) -> Waiting:
     """The wait for contributions to a round, of a peer that has made its own or only follows the round. `awaited` are
-    their authors, `missing` those whose contribution is not here, and `least` is how many the round needs. `brief`: the
-    wait is an ordinary one so far, which no log keeps."""
-    of = f", of {_names(missing)}" if missing else ", of peers that are not here yet" if len(awaited) < least else ""
+    their authors, `missing` those of them whose contribution is not here, and `least` is how many the round needs.
+    `most_seconds` is None before the round has a deadline, which it has once half of them are here. `brief`: the wait
+    is of ordinary length so far, and is not logged."""
+    by_whom = (
+        f", of {_names(missing)}" if missing else ", of peers that are not here yet" if len(awaited) < least else ""
+    )
     ends = "they come, or the round's deadline passes" if most_seconds is not None else "half of them are here"
     ends = ends if awaited else "somebody trains"
     arrived, needed = len(awaited) - len(missing), max(len(awaited), least)
-    return Waiting(f"contributions to round {round}{of}", ends, arrived, needed, most_seconds, round, brief)
+    return Waiting(f"contributions to round {round}{by_whom}", ends, arrived, needed, most_seconds, round, brief)
 
 
 def for_a_lost_state(peers: Peers, manifest: Manifest) -> Waiting | None:
@@ -144,7 +149,7 @@ def for_the_end(peers: Peers, missed: Collection[PeerId], rounds: int, most_seco
 
 def for_those_who_end(peers: Peers, most_seconds: float) -> Waiting:
     """The wait of a peer that has come late to the run's end, for those who still take contributions into the last
-    state: theirs and its own would differ."""
+    state: before they are done, its state and theirs may differ."""
     names = _names(peer.peer_id for peer in peers if peer.ending)
     return Waiting(
         f"the run's last state to be settled by {names}", "they have, or are gone", most_seconds=most_seconds
@@ -158,7 +163,7 @@ def for_word(peers: Peers) -> Waiting:
 
 
 def for_hearers(peers: Peers, most_seconds: float) -> Waiting:
-    """The wait of a peer that leaves for others to take its own contributions, for at most `most_seconds`."""
+    """The wait of a leaving peer, for others to take its own contributions."""
     names = _names(peer.peer_id for peer in peers)
     return Waiting(f"others to take what this peer has made: {names}", "they have it", most_seconds=most_seconds)
 
@@ -169,8 +174,8 @@ def for_the_last_state(rounds: int, most_seconds: float | None) -> Waiting:
 
 
 def for_the_node(address: str, reason: str, pause_seconds: float) -> Waiting:
-    """The wait of a peer that has been in the run, for a way back into it; `reason`: why there is none now.
-    `pause_seconds`: it asks again no later than that."""
+    """The wait of a peer that has been in the run, for the operator's node to let it in again; `reason` says why it
+    does not now, and `pause_seconds` is the longest pause before the peer asks again."""
     again = f"this peer asks again every {pause_seconds:.0f} s or sooner"
     return Waiting(f"an answer from the operator's node at {address}", f"{again}; {reason}", 0, 1)
 
@@ -192,13 +197,13 @@ def _volunteers(peers: Peers, manifest: Manifest) -> dict[int, int]:
 
 
 def _lack(planned: int, there: int, what: str, where: str = "") -> str:
-    """Replicas or volunteers that are missing, in words; empty: none is."""
+    """The words for replicas or volunteers that are missing: "1 volunteer of stage 1 (1 of 2)"; empty: none is."""
     return f"{so_many(planned - there, what)}{where} ({there} of {planned})" if there < planned else ""
 
 
 def _for_stages(peers: Peers, manifest: Manifest, missing: Collection[int], round: int) -> Waiting:
-    """The wait for a volunteer of each `missing` stage, by a group at a `round` or by volunteers that could form
-    one."""
+    """The wait for a volunteer of each `missing` stage: of a group, or of volunteers that could form one. Free
+    volunteers that have not come to `round`, or near it, are counted as behind."""
     counts, stages = _volunteers(peers, manifest), manifest.replicas.stages
     needs = []
     for stage in sorted(missing):
@@ -216,9 +221,9 @@ def surplus_of(stage: int, short: int) -> str:
 
 
 def _as_spare(peers: Peers, me: PeerRecord, manifest: Manifest, begun: bool) -> Waiting | None:
-    """The wait of a volunteer without a group, `me`, as a spare; None: it is none. It is a spare if other volunteers
-    have all seats of its stage, or if the run has `begun` and another stage is short of volunteers. There are as many
-    seats as groups can form: the scarcest other stage bounds them."""
+    """The wait of a volunteer without a group, `me`, as a spare; None: it is not a spare. It is one if others have all
+    seats of its stage, or if the run has `begun` and another stage is short of volunteers. A stage has as many seats as
+    groups can form, by the run's plan and by the volunteers of the scarcest other stage."""
     counts, groups = _volunteers(peers, manifest), manifest.replicas.groups
     others = {stage: count for stage, count in counts.items() if stage != me.stage}
     scarce = min(others, key=lambda stage: others[stage]) if others else me.stage

@@ -95,6 +95,7 @@ def _wait(waiting: Waiting, seconds: float, width: int) -> str:
 
 
 def _round(status: Status, width: int) -> str:
+    """The line of the round: its number, a bar where there is room for one in `width` columns, the step and losses."""
     round = f"round {status.round or '–'} of {status.rounds or '–'}"
     step = f"step {status.step}" + (f" of {status.inner_steps}" if status.inner_steps >= status.step else "")
     if status.loss is not None:

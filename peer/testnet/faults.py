@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """The moment when some process first has done inner step `step` (from 1) of `round`."""
+    """The moment at which the first of all processes has done inner step `step` (from 1) of `round`."""
 
     round: int
     step: int = 1
@@ -52,7 +52,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """SIGKILL; the process starts again with the same folder after `back` seconds, or never."""
+    """SIGKILL. The process starts again with the same folder after `back` seconds; None: it does not."""
 
     target: Target
     when: When
@@ -87,7 +87,7 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """A process more: a volunteer of `stage`, or a datacenter (None)."""
+    """The start of one more process: a volunteer of `stage`; None: a datacenter."""
 
     stage: int | None
     when: When
@@ -97,7 +97,7 @@ class Join:
 
 
 class Scheduled(Protocol):
-    """A fault of any kind: it has a moment, and its `str` is its notation."""
+    """A fault of any kind: it has a moment, and its `str` is the notation that `--chaos` reads."""
 
     @property
     def when(self) -> When:
@@ -113,10 +113,10 @@ def short_number(value: float) -> str:
 
 
 def in_seconds(value: float) -> str:
-    """A time in the notation of faults."""
+    """A time of `value` seconds in the notation of faults: "1.5s"."""
     return f"{short_number(value)}s"
 
 
 def ends_a_datacenter(faults: Iterable[object]) -> bool:
-    """Whether these faults may leave the process that evaluates gone at the end."""
+    """Whether a datacenter, which is the process that evaluates, may be gone at the end after these faults."""
     return any(isinstance(fault, Kill | Leave) and fault.target.kind in ("datacenter", "all") for fault in faults)

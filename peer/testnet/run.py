@@ -41,7 +41,7 @@ async def run_testnet(
 
 @contextmanager
 def prepared_folder(options: TestnetOptions) -> Iterator[tuple[Path, EventLog]]:
-    """A testnet's folder, with the run's manifest in it, and the log of its events."""
+    """A testnet's folder, made if need be, with the run's manifest in it; and the log of its events, open meanwhile."""
     directory = options.directory or Path(tempfile.mkdtemp(prefix="hetpeer-testnet-"))
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "run.toml").write_text(to_toml(options.manifest_tables()))

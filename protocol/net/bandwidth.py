@@ -178,25 +178,25 @@ class Direction:
             return
         turn = asyncio.get_running_loop().create_future()
         queue.append((WIRE * count, turn))
-        self._go_on()
+        self._release_pieces()
         await turn
 
-    def _go_on(self) -> None:
-        """Let pieces go whose time has come, and come back when the next piece's has."""
+    def _release_pieces(self) -> None:
+        """Release the waiting pieces whose time has come, and set the timer for the next one."""
         assert self.rate is not None
         now = _now()
         self._free_at = max(self._free_at, now - CREDIT_SECONDS)
         while (self._frames or self._bulk) and self._free_at <= now:
             cost, turn = self._next()
-            if not turn.done():  # who waited may have been cancelled
+            if not turn.done():  # a sender that was cancelled takes no turn
                 self._free_at += cost / self.rate
                 turn.set_result(None)
         if (self._frames or self._bulk) and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_at(self._free_at, self._come_back)
+            self._timer = asyncio.get_running_loop().call_at(self._free_at, self._on_timer)
 
-    def _come_back(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
-        self._go_on()
+        self._release_pieces()
 
     def _next(self) -> tuple[float, asyncio.Future[None]]:
         """Choose the next piece: a frame, unless the share of bulk is due or no frame waits."""

@@ -71,10 +71,10 @@ def port_of(p2p: Any) -> int:
 
 
 async def end(p2p: Any) -> None:
-    """End a daemon at once: one that hangs does not end for the asking.
+    """Kill a libp2p daemon, as one that hangs does not end when it is asked to, and wait for its end.
 
-    It is killed after hivemind has asked it, and not by `Process.kill`: both look first whether the process has ended,
-    and whichever looks at a dead one takes its exit code from asyncio, which then complains on standard error.
+    hivemind's `_terminate` asks it first. `Process.kill` would then poll the process before it kills; such a poll of a
+    dead process takes the exit code that asyncio waits for, and asyncio complains on standard error. Hence `os.kill`.
     """
     p2p._terminate()
     if p2p._child.returncode is None:

@@ -72,10 +72,10 @@ def attest(identity: Identity, authority: Authority, attestation: Attestation, g
 
 
 def read_attestation(data: bytes, authority: Authority) -> Attestation:
-    """Check an attestation.
+    """Check an attestation, and the operator's grant that comes with it.
 
     Raises:
-        FormatError: it is malformed, of another run, or of nobody whom the operator has named.
+        FormatError: it is malformed, of another run, or its signer has no grant of the operator.
     """
     signer, fields = signed.read_signed(data, KIND)
     match fields:
