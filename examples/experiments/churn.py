@@ -60,7 +60,7 @@ def losses(manifest: Manifest, folder: Path, leave: float) -> Iterator[float]:
 def main() -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--run", type=Path, default=Path(__file__).parent / "churn.toml", help="the run's manifest")
+    parser.add_argument("--run", type=Path, default=Path("examples/runs/churn.toml"), help="the run's manifest")
     parser.add_argument("--leave", type=float, default=0.05, help="the probability that a stage is left, by round")
     parser.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args()

@@ -94,7 +94,10 @@ MUTANTS: dict[str, list[Change]] = {
     ],
     "a revocation reckoned from the receiver's clock": [
         Change(
-            Ledger, "_revoked", "each.effective(self.window)", "max(each.start, self.clock - self.window.revocable)"
+            Ledger,
+            "_revoked",
+            "revocation.effective(self.window)",
+            "max(revocation.start, self.clock - self.window.revocable)",
         ),
     ],
     "a revocation reaches as far back as it likes": [

@@ -1,21 +1,11 @@
 """What every test of a simulated world leaves behind is dropped with it, and not in the middle of another test."""
 
 import gc
-import sys
 from collections.abc import Iterator
 
 import pytest
 
-
-def drop() -> None:
-    """Collect what nobody holds any more. Tasks of a world that has ended clean up when they are forgotten: what they
-    raise then happens to nobody."""
-    hook, sys.unraisablehook = sys.unraisablehook, lambda unraisable: None
-    try:
-        for _ in range(3):
-            gc.collect()
-    finally:
-        sys.unraisablehook = hook
+from tests.reference.garbage import drop
 
 
 @pytest.fixture(autouse=True)
