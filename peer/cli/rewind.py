@@ -81,10 +81,9 @@ async def decide(to_round: int | None, operator: Operator, ticket: "Ticket", ter
         terminal.emit(Progress(str(error)))
         peers = ()
     present = tuple(peer for peer in peers if not peer.gone)
-    newest_records = [record for record, _ in holders.newest.values()]
-    lost = lost_round(newest_records, present)
+    lost = lost_round(holders.newest.records(), present)
     stages = operator.descriptor.manifest.replicas.stages
-    for line in inventory(stages, {key: record.round for key, (record, _) in holders.newest.items()}, present):
+    for line in inventory(stages, holders.newest.rounds(), present):
         terminal.emit(Progress(line))
     if to_round is None:
         return

@@ -90,7 +90,7 @@ class Reconciler:
         self.progress = KnownProgress(
             manifest=self.manifest, authority=self.intake.signer.authority, folder=self.attested.folder
         )
-        self.discovery.on_read = self.progress.keep_proofs
+        self.discovery.on_read = self.progress.see
         self.intake.early_listeners.append(self.witnesses.follow)
 
     def statement(self) -> bytes:

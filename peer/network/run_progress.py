@@ -10,13 +10,13 @@ from protocol.errors import FormatError, ResourceError
 from protocol.files import write_atomically
 from protocol.identity import PeerId
 from protocol.layout import follows, model_layout
-from protocol.limits import HOLDERS_NAMED
 from protocol.manifest import Manifest
 from protocol.monitor import NodeWord
 from protocol.outer.progress import RunProgress
 from protocol.outer.whereabouts import common_round
 from protocol.trust.membership_card import Authority
-from protocol.trust.records import RECORD, PeerRecord, holds_newest, may_author, read_record
+from protocol.trust.newest_holders import NewestHolders, read_holders
+from protocol.trust.records import RECORD, PeerRecord, holds_newest, may_author
 from protocol.trust.rewinds import REWIND_FILE, read_rewind
 from protocol.trust.signed import read_signed
 
@@ -29,12 +29,12 @@ class KnownProgress(RunProgress):
     authority: Authority = field(kw_only=True)
     folder: Path = field(kw_only=True)
     signed_rewind: bytes = b""
-    proofs: dict[int | None, dict[PeerId, tuple[int, bytes]]] = field(default_factory=dict)
-    """The newest signed records of holders, with the round in each: of each stage, and of all (None), one more than may
-    lie (`outer.liars`)."""
+    proofs: NewestHolders = field(init=False)
+    """One holder more of each stage than may lie (`outer.liars`)."""
 
     def __post_init__(self) -> None:
         """Load the rewind that the folder keeps. A damaged one counts as absent: it will be told again."""
+        self.proofs = NewestHolders(self.manifest.outer.liars + 1)
         with suppress(OSError, FormatError):
             self.learn_rewind((self.folder / REWIND_FILE).read_bytes())
 
@@ -60,66 +60,40 @@ class KnownProgress(RunProgress):
         """Note how far the run is by the word of the operator's node, as far as the signed records of holders prove it.
         Returns whether a rewind in it is news. Claims without proof are passed over, and so are records of this peer,
         `me`: its folder says what it holds itself."""
-        signed_by = self._signers(word.holders)
-        records = self._valid(signed_by)
-        self._raise(min(word.run, max((record.round for record in records), default=0)), records, me)
-        self.keep_proofs(records, signed_by)
+        holders = read_holders(word.holders, self.authority)
+        self._raise(min(word.run, max((record.round for record, _ in holders), default=0)), holders, me)
         with suppress(FormatError):
             return self.learn_rewind(word.rewind)
         return False
 
-    def learn_from_peer(self, holders: Iterable[bytes], me: PeerId) -> None:
+    def learn_from_peer(self, signed_records: Sequence[bytes], me: PeerId) -> None:
         """Note how far the run is by the signed records of holders that a peer passes on. The run has finished the
-        round that one holder more than may lie (`outer.liars`) has; fewer holders prove nothing."""
-        signed_by = self._signers(holders)
-        records = [record for record in self._valid(signed_by) if may_author(record) and holds_newest(record)]
-        if len(records) > self.manifest.outer.liars:
-            self._raise(common_round((record.round for record in records), self.manifest.outer.liars), records, me)
-            self.keep_proofs(records, signed_by)
+        round that one holder more than may lie (`outer.liars`) has; fewer holders prove nothing.
 
-    def keep_proofs(self, records: Iterable[PeerRecord], signed_by: Mapping[str, object]) -> None:
-        """Keep the newest records of holders, for peers that come back while the node is away. `signed_by` has their
-        signed bytes, by peer id. A record that claims to be two rounds beyond the run, or more, is ignored."""
-        for record in records:
-            signed = signed_by.get(record.peer_id)
-            if not (isinstance(signed, bytes) and 0 < record.round <= self.run + 1):
-                continue
-            if may_author(record) and holds_newest(record):
-                key = record.stage if record.role == "volunteer" else None
-                proofs = self.proofs.setdefault(key, {})
-                proofs[record.peer_id] = max(proofs.get(record.peer_id, (0, b"")), (record.round, signed))
-                if len(proofs) > self.manifest.outer.liars + 1:
-                    del proofs[min(proofs, key=lambda peer: proofs[peer][0])]
+        Raises:
+            FormatError: one of these is no record, or not signed.
+        """
+        for signed in signed_records:
+            read_signed(signed, RECORD)
+        valid = read_holders(signed_records, self.authority)
+        holders = [(record, signed) for record, signed in valid if may_author(record) and holds_newest(record)]
+        if len(holders) > self.manifest.outer.liars:
+            rounds = (record.round for record, _ in holders)
+            self._raise(common_round(rounds, self.manifest.outer.liars), holders, me)
 
-    def proofs_beyond(self, round: int) -> list[bytes]:
+    def see(self, records: Iterable[PeerRecord], signed_records: Mapping[str, object]) -> None:
+        """Keep the newest records of holders, for peers that come back while the node is away: see `NewestHolders`."""
+        self.proofs.see(records, signed_records, self.run)
+
+    def proofs_beyond(self, round: int) -> tuple[bytes, ...]:
         """The signed records of the newest holders, if the run has finished a later round than `round`."""
-        if self.run <= round:
-            return []
-        newest = sorted((proof for proofs in self.proofs.values() for proof in proofs.values()), reverse=True)
-        return [signed for _, signed in newest[:HOLDERS_NAMED]]
+        return self.proofs.named() if self.run > round else ()
 
-    def _signers(self, signed_records: Iterable[bytes]) -> dict[str, bytes]:
-        """Signed records by the peer that each names as its signer; what is none is left out."""
-        signed_by = dict[str, bytes]()
-        for data in signed_records:
-            with suppress(FormatError):
-                signer, _ = read_signed(data, RECORD)
-                signed_by[signer] = data
-        return signed_by
-
-    def _valid(self, signed_by: Mapping[str, bytes]) -> list[PeerRecord]:
-        """The records among these that their signers have signed, with the operator's certificate."""
-        records = []
-        for signer, data in signed_by.items():
-            with suppress(FormatError):
-                records.append(read_record(data, signer, self.authority))
-        return records
-
-    def _raise(self, run: int, records: Sequence[PeerRecord], me: PeerId) -> None:
-        """Note that the run has finished a round, and that these peers, but for `me`, have held states: its folder says
-        what this one holds."""
+    def _raise(self, run: int, holders: Sequence[tuple[PeerRecord, bytes]], me: PeerId) -> None:
+        """Note that the run has finished a round, and that these holders, but for `me`, have held states: its folder
+        says what this peer holds. Keep them as proofs."""
         run = min(run, self.manifest.outer.rounds)
-        others = [record for record in records if record.peer_id != me]
+        others = [record for record, _ in holders if record.peer_id != me]
         for part in model_layout(self.manifest):
             rounds = [
                 min(record.round, run + 1)
@@ -127,3 +101,4 @@ class KnownProgress(RunProgress):
                 if follows(record.role, record.stage, part, self.manifest)
             ]
             self.raise_to(run, {part: max(rounds, default=0)})
+        self.see([record for record, _ in holders], {record.peer_id: signed for record, signed in holders})

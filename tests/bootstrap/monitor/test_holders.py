@@ -41,8 +41,7 @@ def rounds(holders: Holders) -> dict[str, int]:
 
 
 def _named(holders: Holders) -> tuple[tuple[bytes, ...], list[PeerRecord]]:
-    ordered = sorted(holders.newest.values(), key=lambda holder: -holder[0].round)
-    return holders.named(), [record for record, _ in ordered]
+    return holders.named(), holders.newest.records()
 
 
 def test_the_newest_holder_of_each_stage_is_kept_also_when_the_node_starts_again(tmp_path: Path):
