@@ -140,7 +140,6 @@ def withdraw(
 @admin.command(epilog="Examples:\n\n  hetpeer admin peers\n\n  hetpeer admin peers --dir ~/run --json")
 def peers(directory: NodeFolderOption = None, json: RowsOption = False) -> None:
     """List the peers that are in the run now, as they say of themselves."""
-
     from peer.cli.tables import peer_rows, print_table, records_table
     from peer.network.admission import read_peers
     from peer.process import exit_code_of, run_query
@@ -153,7 +152,6 @@ def peers(directory: NodeFolderOption = None, json: RowsOption = False) -> None:
         folder = operators_folder(directory)
         ticket = operators_ticket(folder)
         descriptor = parse_descriptor((folder / DESCRIPTOR).read_bytes(), ticket.run_id)
-
         present = [peer for peer in run_query(lambda: read_peers(ticket, descriptor), shown) if not peer.gone]
         print_table(shown, peer_rows(present), records_table(present))
         return 0

@@ -1,7 +1,10 @@
 """`hetpeer export` tells a ticket from a folder; `tests/system/test_models.py` exports. `hetpeer sample` shows what the
 model writes, whole characters as they come, and nothing is lost at the end."""
 
+import asyncio
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -10,9 +13,10 @@ from typer.testing import CliRunner
 
 from peer.cli.__main__ import app
 from peer.cli.models import ExportOptions, export_model
-from peer.process import Terminal
+from peer.process import INTERRUPTED, Terminal
 from peer.telemetry.events import Failed
-from protocol.trust.ticket import TICKET_PREFIX
+from protocol.identity import RunId
+from protocol.trust.ticket import TICKET_PREFIX, Ticket
 from tests.reference.checkpoints import by_transformers, tokenizer
 
 
@@ -95,6 +99,27 @@ def refusal(out: Path, *sources: str) -> str:
     said: list[Failed] = []
     assert export_model(ExportOptions(source=[*sources], out=out, threads=1), Terminal(said.append)) != 0
     return said[-1].message
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_export_that_is_stopped_while_it_catches_up_writes_nothing(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Its folder has an older state, of the last time."""
+    ticket = Ticket(RunId("ab" * 32), b"\2" + b"k" * 32, ("h:1",), ())
+    written: list[object] = []
+
+    async def catch_up(*rest: object) -> None:
+        stop = rest[4]
+        assert isinstance(stop, asyncio.Event)
+        os.kill(os.getpid(), number)
+        await stop.wait()
+
+    monkeypatch.setattr("peer.export.collected.bring_up_to_date", catch_up)
+    monkeypatch.setattr("peer.export.collected.collect", lambda *given: written.append(given))
+    options = ExportOptions(source=[str(ticket)], out=tmp_path / "model", threads=1)
+    assert export_model(options, Terminal(lambda event: None)) == INTERRUPTED
+    assert written == []
 
 
 def test_a_ticket_may_be_longer_than_any_name_of_a_file(tmp_path: Path):
