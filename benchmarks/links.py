@@ -1,9 +1,9 @@
 """What two settings for slow links gain: a k that each group chooses (`replicas.compression = "auto"`), and rounds that
 overlap (`outer.overlap`).
 
-Real peers train `nano` over links of their own: network namespaces with a rate, the same up and down (`shaped/`). Told
-are the tokens a second over `ROUNDS` rounds, after `WARM_UP` in which a group tries values of k. k by link stands
-beside both fixed values that it chooses between; an overlapping run beside one that waits for contributions.
+Real peers train `nano` over links of their own: network namespaces with a rate, the same up and down (`shaped/`). A row
+has the tokens a second over `ROUNDS` rounds, after `WARM_UP` in which a group tries values of k. k by link stands
+beside two fixed values; an overlapping run stands beside one that waits for contributions.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from tests.reference.processes import Peer, serving
 
 WARM_UP, ROUNDS = 8, 8
 ONE_WAY = 0.005
-"""Seconds."""
+"""The delay of each link, in seconds."""
 
 RUN = """
 [model]

@@ -21,21 +21,16 @@ from peer.lab.reference_run import Lab
 from peer.lab.replicas import LabReplica, optimizer
 from peer.lab.switches import Switches
 from peer.telemetry.events import Evaluated, Event
-from protocol.identity import EMBEDDING, Part, stage_part
+from protocol.identity import parts_authored
 from protocol.manifest import Manifest, load_manifest
 
 LAST_ROUNDS = 5
-"""The loss of a run is the mean over the held-out losses of so many of its last rounds."""
-
-
-def authored(stage: int) -> list[Part]:
-    """The parts that a stage of a group contributes to."""
-    return [stage_part(stage), EMBEDDING] if stage == 0 else [stage_part(stage)]
+"""The number of last rounds over which the held-out loss of a run is averaged."""
 
 
 def forget(replica: LabReplica, stage: int, lab: Lab) -> None:
     """Begin a stage of a replica with zeros, as a successor does to whom nothing was handed over."""
-    for part in authored(stage):
+    for part in parts_authored(stage):
         for tensor in replica.outer[part].error_feedback.values():
             tensor.zero_()
     weights = lab.swarm.weights
@@ -44,7 +39,7 @@ def forget(replica: LabReplica, stage: int, lab: Lab) -> None:
 
 def losses(manifest: Manifest, folder: Path, leave: float) -> Iterator[float]:
     """The held-out loss through the boundaries after each round, where stages are left with this probability."""
-    heard: list[Event] = []
+    events: list[Event] = []
     lab = Lab.open(create_run(manifest, folder, None, lambda _: None, None), folder, torch.device("cpu"), Switches())
     chance = random.Random(manifest.run.seed)
     for round in range(1, manifest.outer.rounds + 1):
@@ -52,9 +47,9 @@ def losses(manifest: Manifest, folder: Path, leave: float) -> Iterator[float]:
             for stage in range(manifest.replicas.stages):
                 if chance.random() < leave:
                     forget(group, stage, lab)
-        lab.round(round, heard.append)
-        yield next(event.loss for event in reversed(heard) if isinstance(event, Evaluated))
-        heard.clear()
+        lab.round(round, events.append)
+        yield next(event.loss for event in reversed(events) if isinstance(event, Evaluated))
+        events.clear()
 
 
 def main() -> None:

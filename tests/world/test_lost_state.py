@@ -40,7 +40,7 @@ def test_a_state_that_nobody_holds_is_named_by_all_and_the_run_goes_on_when_it_i
 
 
 def test_a_peer_that_comes_back_while_the_node_is_away_learns_from_any_other_how_far_the_run_is(world: MakeWorld):
-    run = world(replicas={"groups": 1, "datacenters": 1}, outer={"rounds": 40})
+    run = world(replicas={"groups": 1, "datacenters": 1}, outer={"rounds": 20})
     center = join(run, "center", "datacenter")
     peers = group(run)
     until_step(run, peers[0], 1)
