@@ -73,33 +73,19 @@ class KController:
             return ""
         now = median_low(steps)
         self._learn(now)
-        stretches = {
-            compression_tried: tried.stretch
-            for compression_tried, tried in self.tried.items()
-            if tried.until >= self.rounds
-        }
-        best = min(
-            c
-            for c, compression_tried in stretches.items()
-            if compression_tried <= SLOW_STRETCH_RATIO * min(stretches.values())
-        )
+        stretches = {ratio: tried.stretch for ratio, tried in self.tried.items() if tried.until >= self.rounds}
+        quick = SLOW_STRETCH_RATIO * min(stretches.values())
+        best = min(ratio for ratio, measured in stretches.items() if measured <= quick)
         if best != self.current:
             than = f"{stretches[best]:.1f} times at d/{best}"
             return self._change(best, f"at d/{self.current} a step took {now:.1f} times its passes, and {than}")
-        at, best_index = self.compressions.index(best), f"at d/{best} a step took {now:.1f} times its passes"
-        larger, smaller = self.compressions[:at], self.compressions[at + 1 :]
+        index, took = self.compressions.index(best), f"at d/{best} a step took {now:.1f} times its passes"
+        larger, smaller = self.compressions[:index], self.compressions[index + 1 :]
         if now > SLOW_STRETCH_RATIO and smaller and stretches.keys().isdisjoint(smaller):
-            enough = next(
-                (
-                    compression_tried
-                    for compression_tried in smaller
-                    if compression_tried * SLOW_STRETCH_RATIO >= best * now
-                ),
-                smaller[-1],
-            )
-            return self._change(enough, best_index)
+            enough = (ratio for ratio in smaller if ratio * SLOW_STRETCH_RATIO >= best * now)
+            return self._change(next(enough, smaller[-1]), took)
         if larger and larger[-1] not in stretches:
-            return self._change(larger[-1], f"to see whether it hides; {best_index}")
+            return self._change(larger[-1], f"to see whether it hides; {took}")
         return ""
 
     def _learn(self, now: float) -> None:
