@@ -63,6 +63,7 @@ from protocol.net.connection_limits import OF_PEERS
 from protocol.net.guard import Guard
 from protocol.net.lenient import AnyBytes
 from protocol.net.tasks import Children
+from protocol.outer.phases import RunPhase
 from protocol.run.run_files import DESCRIPTOR, Descriptor
 from protocol.schemas import (
     blobs_pb2_grpc,
@@ -248,6 +249,7 @@ async def _open(
         stage=place.card.stage,
         slot=place.card.slot,
         on_trial=place.card.on_trial,
+        phase=RunPhase.CATCHING_UP,
     )
     signer = Signer(identity, authority, place.signed_card)
     discovery = Discovery(dht, signer, manifest, record, nodes, records, objection=bans.objection)

@@ -212,7 +212,7 @@ class Reconciler:
             record = self.receive_statement(answer.statement, peer.peer_id)
             self.revoke(answer.revocations, record.peer_id)
             self.attested.receive(answer.attestation, record.peer_id)
-            self.progress.learn_from_peer(answer.holders, self.discovery.record.peer_id)
+            self.progress.learn_from_peer(record, answer.holders, self.discovery.record.peer_id)
             if self.progress.learn_rewind(answer.rewind):
                 self.bans.emit(Warned(f"WARNING: {self.progress.rewind_words}"))
             learning = self.start_learning(self.learner.learn(answer.parts, record))

@@ -29,6 +29,9 @@ class KnownProgress(RunProgress):
     authority: Authority = field(kw_only=True)
     folder: Path = field(kw_only=True)
     signed_rewind: bytes = b""
+    confirmed: bool = False
+    """Whether the operator's node, or a peer that holds the newest state, has said to this process how far the run is:
+    what a folder says may be older than the run."""
     proofs: NewestHolders = field(init=False)
     """One holder more of each stage than may lie (`outer.liars`)."""
 
@@ -61,14 +64,15 @@ class KnownProgress(RunProgress):
         Returns whether a rewind in it is news. Claims without proof are passed over, and so are records of this peer,
         `me`: its folder says what it holds itself."""
         holders = read_holders(word.holders, self.authority)
+        self.confirmed = True
         self._raise(min(word.run, max((record.round for record, _ in holders), default=0)), holders, me)
         with suppress(FormatError):
             return self.learn_rewind(word.rewind)
         return False
 
-    def learn_from_peer(self, signed_records: Sequence[bytes], me: PeerId) -> None:
-        """Note how far the run is by the signed records of holders that a peer passes on. The run has finished the
-        round that one holder more than may lie (`outer.liars`) has; fewer holders prove nothing.
+    def learn_from_peer(self, peer: PeerRecord, signed_records: Sequence[bytes], me: PeerId) -> None:
+        """Note how far the run is by the answer of a peer: by the signed records of holders that it passes on. The run
+        has finished the round that one holder more than may lie (`outer.liars`) has; fewer holders prove nothing.
 
         Raises:
             FormatError: one of these is no record, or not signed.
@@ -80,6 +84,7 @@ class KnownProgress(RunProgress):
         if len(holders) > self.manifest.outer.liars:
             rounds = (record.round for record, _ in holders)
             self._raise(common_round(rounds, self.manifest.outer.liars), holders, me)
+        self.confirmed |= holds_newest(peer)
 
     def see(self, records: Iterable[PeerRecord], signed_records: Mapping[str, object]) -> None:
         """Keep the newest records of holders, for peers that come back while the node is away: see `NewestHolders`."""

@@ -113,11 +113,14 @@ def for_a_lost_state(peers: Peers, manifest: Manifest) -> Waiting | None:
 
 
 def for_the_newest_state(view: RunView) -> Waiting:
-    """The wait of a peer with an old state for the run's newest: for peers here to send it, or, if none of them holds
-    it, for one that brings it back."""
+    """The wait of a peer with an old state for the run's newest: for peers here to send it; if none of them holds it,
+    for one that brings it back; or, if this peer may hold it itself, for an answer that says so."""
     missing = lacking_parts(view)
     if missing:
         return Waiting(state_after(view.run, parts_named(missing)), LOST, 0, len(missing))
+    if not view.confirmed:
+        what = "an answer from the operator's node, or from a peer that trains: how far the run is"
+        return Waiting(what, f"one of them is back; this peer has the state after round {view.finished}", 0, 1)
     return Waiting(
         f"the state after round {target(view)}", "peers that hold it give it, and this peer goes on from there"
     )

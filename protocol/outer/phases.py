@@ -53,9 +53,10 @@ PHASES: dict[RunPhase, Rule] = {
         next=frozenset({P.CATCHING_UP, P.AWAITING_STATE, P.MISSED_END, P.SETTLING, P.DONE}),
     ),
     P.CATCHING_UP: Rule(
-        ended_by="peers that hold the newest state, by giving it",
-        bound="the time that the state takes over this link; holders that do not answer are asked again each second",
-        shown="which state it fetches, and how much of it is here",
+        ended_by="peers that hold the newest state, by giving it; where this peer may hold it itself, the operator's "
+        "node or such a peer, by an answer",
+        bound="the time that the state takes over this link; who does not answer is asked again each second",
+        shown="which state it fetches, and how much of it is here; or whose answer it waits for",
         next=frozenset({P.TRAINING, P.GATHERING, P.AWAITING_STATE, P.MISSED_END, P.SETTLING, P.DONE}),
     ),
     P.AWAITING_STATE: Rule(
@@ -91,26 +92,30 @@ PHASES: dict[RunPhase, Rule] = {
 class PartView:
     """A part that a peer follows. `newest` is the last round after which its state is known to have been held by
     another, `held` the last one after which a peer that is here holds it (None: none is here). `arriving`: something of
-    this peer's next round is here; `complete`: the contributions of all who contributed lately are."""
+    this peer's next round is here; `complete`: the contributions of all who contributed lately are. `closed` is the
+    last round that this peer's own state has closed: it may have taken over a state that is ahead of its rounds."""
 
     newest: int
     held: int | None
     arriving: bool = False
     complete: bool = False
+    closed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class RunView:
     """A run as one peer sees it now. `finished` is the last round that this peer has finished, `run` the last one that
     the run has, `last` the run's last one. `present`: this peer has followed the rounds without a gap since it was last
-    abreast. `is_over`: the operator's node says that the run is; `compared`: this peer's last state was compared with
-    the others'; `left`: it is asked to leave, or nobody needs it any more."""
+    abreast. `confirmed`: the operator's node, or a peer that holds the newest state, has said to this process how far
+    the run is. `is_over`: the operator's node says that the run is; `compared`: this peer's last state was compared
+    with the others'; `left`: it is asked to leave, or nobody needs it any more."""
 
     last: int
     finished: int
     run: int
     parts: Mapping[Part, PartView]
     present: bool = False
+    confirmed: bool = True
     begun: bool = True
     is_over: bool = False
     compared: bool = False
@@ -132,11 +137,14 @@ def phase_of(view: RunView) -> RunPhase:
 
 def is_abreast(view: RunView) -> bool:
     """Whether a peer may train from its own state. A peer that is present may be behind by as many rounds as messages
-    take, if what it misses still comes. One that has just come must hold all that is known to have been held."""
+    take, if what it misses still comes. One that has just come must hold all that is known to have been held, and that
+    is not for its folder alone to say. Nobody trains in a round that its own state has closed."""
+    if any(part.closed > view.finished for part in view.parts.values()):
+        return False
     if view.present:
         cut_off = any(_is_cut_off(view, part) for part in view.parts.values())
         return view.run <= view.finished + 1 or (view.run <= view.finished + SKEW and not cut_off)
-    return view.run <= view.finished + 1 and all(stands(view, part) for part in view.parts.values())
+    return view.confirmed and view.run <= view.finished + 1 and all(stands(view, part) for part in view.parts.values())
 
 
 def _is_cut_off(view: RunView, part: PartView) -> bool:
@@ -160,6 +168,7 @@ def lacking_parts(view: RunView) -> list[Part]:
 
 
 def target(view: RunView) -> int:
-    """The round to catch up with: the last that the run has finished and those who are here can give."""
+    """The round to catch up with: the last that the run has finished and those who are here can give, and none that
+    this peer's own state has closed before."""
     held = [part.held for part in view.parts.values() if part.held is not None and not stands(view, part)]
-    return max(view.finished, min([view.run, *held]))
+    return max(view.finished, min([view.run, *held]), *(part.closed for part in view.parts.values()))

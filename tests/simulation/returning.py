@@ -65,7 +65,9 @@ class Member:
     back_at: int = 0
     """The tick in which it is back, or no longer still."""
     present: bool = False
-    phase: RunPhase = RunPhase.GATHERING
+    confirmed: bool = False
+    """Whether the node, or somebody who holds the newest state, has told this process how far the run is."""
+    phase: RunPhase = RunPhase.CATCHING_UP
     waited: int = 0
     """The ticks for which it has waited for contributions."""
 
@@ -148,13 +150,15 @@ class Swarm:
             here = max(rounds, default=None)
             newest = max(me.known.newest(part, run), min(here or 0, run))
             is_complete = ledger.is_complete(me.finished + 1, LATELY)
-            parts[part] = PartView(newest, here, me.finished + 1 in ledger.accepted, is_complete)
-        return RunView(LAST, me.finished, run, parts, present=me.present)
+            arriving = me.finished + 1 in ledger.accepted
+            parts[part] = PartView(newest, here, arriving, is_complete, ledger.folded)
+        return RunView(LAST, me.finished, run, parts, present=me.present, confirmed=me.confirmed)
 
     def learn(self, me: Member) -> None:
         """Note how far the run is by what is seen, and by what others prove; and by the node, when a process begins or
         does not train."""
         others = self.others(me)
+        me.confirmed |= self.node or any(other.holds for other in others)
         for other in others:
             me.known.raise_to(other.known.run, other.known.parts)
             if other.known.rewind is not None:
@@ -214,7 +218,7 @@ class Swarm:
         """Start a member's process, if anybody is there to join the run through."""
         if not self.node and not self.others(member):
             return
-        member.alive, member.still, member.present, member.waited = True, False, False, 0
+        member.alive, member.still, member.present, member.confirmed, member.waited = True, False, False, False, 0
         member.phase = RunPhase.CATCHING_UP
 
     def lose(self, member: Member) -> None:
@@ -246,7 +250,7 @@ class Swarm:
             self.agree(me)
         else:
             me.present = False
-            if not lacking_parts(view):
+            if me.confirmed and not lacking_parts(view):
                 self.catch_up(me, view)
 
     def catch_up(self, me: Member, view: RunView) -> None:

@@ -108,7 +108,7 @@ async def _take_what_counts(outer: OuterLoop) -> int:
     """Take the states and contributions up to the round that the run has finished, if those who are here hold them.
     Returns the round that is said to be finished and is not, or 0."""
     view = outer.view()
-    if not outer.others() or not max(view.run, view.finished):
+    if not (outer.others() and view.confirmed and max(view.run, view.finished)):
         return 0
     if missing := lacking_parts(view):
         return (
@@ -119,7 +119,7 @@ async def _take_what_counts(outer: OuterLoop) -> int:
     view = outer.view()
     if lacking_parts(view):  # who held it has gone meanwhile
         return 0
-    goal = max(target(view), *(followed.ledger.folded for followed in outer.followed.parts.values()))
+    goal = target(view)
     for part in [part for part in outer.followed.parts if outer.holders(part) and _is_too_old(outer, part, goal)]:
         if not _is_closed_by_others(outer, part, goal):
             return goal
@@ -146,7 +146,8 @@ async def _take_what_counts(outer: OuterLoop) -> int:
 async def _is_proved(outer: OuterLoop, parts: Collection[Part], round: int) -> bool:
     """Whether the run has finished a round, by the operator's node or by what those who hold these parts can show. From
     then on this peer knows it."""
-    if outer.missed_end or outer.progress.finished >= round:
+    closed = max(followed.ledger.folded for followed in outer.followed.parts.values())
+    if outer.missed_end or round <= max(outer.progress.finished, closed):
         return True
     too_old = [part for part in parts if _is_too_old(outer, part, round)]
     proved = bool(too_old) and all(_is_closed_by_others(outer, part, round) for part in too_old)
@@ -207,10 +208,12 @@ def _abreast(outer: OuterLoop, part: Part, goal: int) -> list[PeerRecord]:
 def _has_the_last_word(outer: OuterLoop, part: Part, view: RunView, goal: int) -> bool:
     """Whether what this peer has accepted of a part decides its rounds up to `goal`.
 
-    It does where this peer holds the newest state that is known of, and nobody here a newer one. And it does where this
-    peer took part in all these rounds, unless more others hold the part than may lie, or it was stopped at the run's
-    end.
+    It does where this peer's own state has closed all these rounds, and where this peer holds the newest state that is
+    known of, and nobody here a newer one. And it does where this peer took part in all these rounds, unless more others
+    hold the part than may lie, or it was stopped at the run's end.
     """
+    if goal <= view.parts[part].closed:
+        return True
     abreast = len(_abreast(outer, part, goal))
     took_part = outer.clock if outer.contributed and not outer.missed_end else outer.clock - 1
     outvoted_by = 1 if outer.ended_before else max(1, vouchers_needed(outer, part))

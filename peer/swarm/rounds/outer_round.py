@@ -131,8 +131,7 @@ class OuterLoop:
         return self.manifest.outer.rounds if self.missed_end else self.reconciler.witnesses.others_at()
 
     def shown_at(self) -> int:
-        """The round that the others have finished, as far as they have signed contributions: a reason to look for
-        these."""
+        """The round that the others have finished, by what they have signed: a reason to fetch that."""
         return self.manifest.outer.rounds if self.missed_end else self.reconciler.witnesses.shown_at()
 
     # Where this peer is in the run
@@ -168,6 +167,7 @@ class OuterLoop:
             run=run,
             parts={part: self._part_view(part, run) for part in self.followed.parts},
             present=self.present,
+            confirmed=self.progress.confirmed,
             begun=self.begun,
             is_over=self.missed_end,
             compared=self.compared,
@@ -178,7 +178,8 @@ class OuterLoop:
         newest = max(self.progress.newest(part, run), min(held or 0, run))
         newest = self.manifest.outer.rounds if self.missed_end else newest
         ledger = self.followed.parts[part].ledger
-        return PartView(newest, held, self.clock in ledger.accepted, ledger.is_complete(self.clock, LATELY))
+        arriving = self.clock in ledger.accepted
+        return PartView(newest, held, arriving, ledger.is_complete(self.clock, LATELY), ledger.folded)
 
     def holders(self, part: Part) -> list[PeerRecord]:
         """The others here that hold the newest state of a part: they say so, and no attestation denies it."""

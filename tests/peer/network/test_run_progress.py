@@ -9,6 +9,7 @@ from peer.network.run_progress import KnownProgress
 from protocol.errors import FormatError
 from protocol.identity import EMBEDDING, RunId, stage_part
 from protocol.monitor import NodeWord
+from protocol.outer.phases import RunPhase
 from protocol.outer.progress import Rewind
 from protocol.trust.membership_card import Authority
 from protocol.trust.rewinds import sign_rewind
@@ -63,7 +64,7 @@ def test_a_peer_proves_to_another_how_far_the_run_is_while_the_node_is_away(tmp_
     a, b = signed_by("a", record("a", 9, 0)), signed_by("b", record("b", 11, 1))
     stays.learn_from_node(NodeWord(run=11, holders=(a, b)), ME)
     assert stays.proofs_beyond(11) == ()
-    comes_back.learn_from_peer(stays.proofs_beyond(3), ME)
+    comes_back.learn_from_peer(record("a", 9, 0), stays.proofs_beyond(3), ME)
     assert (comes_back.run, comes_back.parts) == (11, {EMBEDDING: 11, stage_part(0): 9, stage_part(1): 11})
     assert {*comes_back.proofs_beyond(3)} == {a, b}
 
@@ -73,7 +74,7 @@ def test_what_a_peer_passes_on_proves_nothing_that_liars_could_say_alone(tmp_pat
     for signed, run in (((a,), 0), ((a, late), 0), ((a, b), 9), ((a, b[:-1]), 0), ((b"no record",), 0)):
         known = KnownProgress(manifest=CAREFUL, authority=AUTHORITY, folder=tmp_path)
         with nullcontext() if {*signed} <= {a, late, b} else pytest.raises(FormatError):  # an offence
-            known.learn_from_peer(signed, ME)
+            known.learn_from_peer(record("a", 9, 0), signed, ME)
         assert known.run == run
         assert max(known.parts.values(), default=0) <= run + 1
 
@@ -88,3 +89,12 @@ def test_proofs_are_of_no_round_beyond_the_run_and_one_more_than_may_lie(tmp_pat
         known.see(records, signed)
         assert known.proofs_beyond(8) == tuple(signed[identity(name).peer_id] for name in kept)
         assert known.proofs_beyond(9) == ()
+
+
+@pytest.mark.parametrize("phase", ["", RunPhase.CATCHING_UP, RunPhase.AWAITING_STATE])
+def test_only_the_node_and_a_peer_that_holds_the_newest_state_confirm_how_far_the_run_is(tmp_path: Path, phase: str):
+    known = KnownProgress(manifest=MANIFEST, authority=AUTHORITY, folder=tmp_path)
+    known.learn_from_peer(record("a", 9, 0).model_copy(update={"phase": phase}), (), ME)
+    assert known.confirmed == (not phase)
+    known.learn_from_node(NodeWord(), ME)
+    assert known.confirmed

@@ -26,7 +26,7 @@ STAGE = stage_part(1)
 LAST = 40
 
 rounds = st.integers(0, LAST)
-part_views = st.builds(PartView, rounds, st.none() | rounds, st.booleans(), st.booleans())
+part_views = st.builds(PartView, rounds, st.none() | rounds, st.booleans(), st.booleans(), rounds)
 views = st.builds(
     RunView,
     last=st.just(LAST),
@@ -34,6 +34,7 @@ views = st.builds(
     run=rounds,
     parts=st.fixed_dictionaries({STAGE: part_views, EMBEDDING: part_views}),
     present=st.booleans(),
+    confirmed=st.booleans(),
     begun=st.booleans(),
     is_over=st.booleans(),
     compared=st.booleans(),
@@ -89,6 +90,22 @@ def test_whoever_trains_holds_what_is_proved_or_is_present(view: RunView):
         for part in view.parts.values():
             assert part.newest <= view.finished + part.complete
         assert view.run <= view.finished + 1
+        assert view.confirmed
+
+
+def test_a_process_that_has_just_begun_trains_on_no_word_but_its_folders():
+    assert phase_of(seen(19, 19, 19, None, confirmed=False)) is RunPhase.CATCHING_UP
+    assert phase_of(seen(0, 0, 0, None, begun=False, confirmed=False)) is RunPhase.CATCHING_UP
+    assert phase_of(seen(9, 19, 19, None, confirmed=False)) is RunPhase.AWAITING_STATE
+    assert phase_of(seen(19, 19, 19, None, present=True, confirmed=False)) is RunPhase.TRAINING
+
+
+@given(views)
+def test_nobody_trains_in_a_round_that_its_own_state_has_closed(view: RunView):
+    closed = max(part.closed for part in view.parts.values())
+    if phase_of(view) in (RunPhase.TRAINING, RunPhase.GATHERING):
+        assert closed <= view.finished
+    assert target(view) >= closed
 
 
 @given(views)
@@ -99,7 +116,8 @@ def test_whoever_waits_for_a_state_can_name_it_and_whoever_catches_up_can_come_c
         assert lacking_parts(view)
     if phase is RunPhase.CATCHING_UP:
         assert not lacking_parts(view)
-        assert view.finished <= target(view) <= max(view.run, view.finished)
+        closed = max(part.closed for part in view.parts.values())
+        assert view.finished <= target(view) <= max(view.run, view.finished, closed)
 
 
 @given(views, rounds)
@@ -114,7 +132,7 @@ def test_a_holder_that_comes_ends_every_wait_for_a_state(view: RunView, later: i
 def test_what_a_peer_catches_up_with_makes_it_abreast(view: RunView):
     if phase_of(view) is RunPhase.CATCHING_UP:
         goal = target(view)
-        after = replace(view, finished=goal, present=True)
+        after = replace(view, finished=goal, present=True, confirmed=True)
         parts = {name: replace(part, held=max(goal + 1, part.held or 0)) for name, part in view.parts.items()}
         assert is_abreast(replace(after, run=min(view.run, goal + SKEW), parts=parts))
 
@@ -129,6 +147,7 @@ def test_a_phase_is_only_followed_by_those_that_its_rule_names(before: RunView, 
         is_over=before.is_over or after.is_over,
         left=before.left or after.left,
         begun=before.begun or after.begun,
+        confirmed=before.confirmed or after.confirmed,
     )
     if before.finished >= LAST:
         after = replace(after, is_over=before.is_over)
