@@ -151,6 +151,7 @@ async def joined(
         )
         shut_out: asyncio.Future[PeerId] = asyncio.get_running_loop().create_future()
         reconciler = _reconciler(settings, membership, network, contribution_store, shut_out, copies)
+        opened.push_async_callback(reconciler.stop)
         workplace = Workplace(
             descriptor.manifest, settings.directory, membership.card.stage, device, torch_thread, text
         )

@@ -150,18 +150,19 @@ class Reconciler:
     async def keep_comparing(self) -> None:
         """Compare with others again and again, for as long as this peer lives."""
         busy: dict[PeerId, asyncio.Task[bool]] = {}
-        try:
-            async with Children() as comparing:
-                while True:
-                    for peer in self._partners_now():
-                        if peer.peer_id not in busy or busy[peer.peer_id].done():
-                            busy[peer.peer_id] = comparing.spawn(self.compare(peer))
-                    pause = compare_seconds(len(self.discovery.others()))
-                    await asyncio.sleep(pause * random.uniform(0.75, 1.25))
-        finally:
-            if self.news_timer is not None:
-                self.news_timer.cancel()
-            await self.tasks.end()
+        async with Children() as comparing:
+            while True:
+                for peer in self._partners_now():
+                    if peer.peer_id not in busy or busy[peer.peer_id].done():
+                        busy[peer.peer_id] = comparing.spawn(self.compare(peer))
+                pause = compare_seconds(len(self.discovery.others()))
+                await asyncio.sleep(pause * random.uniform(0.75, 1.25))
+
+    async def stop(self) -> None:
+        """End what is sent, asked for and fetched, and wait until it has ended. Nothing is begun from now on."""
+        if self.news_timer is not None:
+            self.news_timer.cancel()
+        await self.tasks.end()
 
     def _partners_now(self) -> list[PeerRecord]:
         """The peers to compare with now: in a large swarm some followers of one of this peer's parts, another part each

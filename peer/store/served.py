@@ -73,7 +73,7 @@ class ContributionStore:
         signed: bytes = msgpack.packb([entry.proof, list(entry.receipts.values())])
         self._write(path, signed + blob)
         if blob:
-            self.slices[entry.sha256] = Slice(path, len(signed), len(blob))
+            self.slices[entry.sha256] = Slice(path, -len(blob), len(blob))
 
     def put_unproven(self, entry: Entry, blob: bytes) -> None:
         """Keep a contribution of this peer's own for its error feedback alone: without the proof by which it would be
@@ -87,7 +87,7 @@ class ContributionStore:
     def read(self, sha256: str) -> bytes:
         """The bytes of a contribution that is here."""
         where = self.slices[sha256]
-        return where.path.read_bytes()[where.offset :]
+        return where.path.read_bytes()[where.offset :]  # the file may just be replaced by one with more receipts
 
     def found(self, part: str = "*") -> Iterator[tuple[bytes, list[bytes], bool]]:
         """(proof, receipts, whether its bytes are here) of every contribution on disk, or of those to one part, to be
@@ -100,7 +100,7 @@ class ContributionStore:
             except (OSError, ValueError, msgpack.UnpackException):
                 continue
             if hashlib.sha256(data[start:]).hexdigest() == sha256:
-                self.slices[sha256] = Slice(path, start, len(data) - start)
+                self.slices[sha256] = Slice(path, start - len(data), len(data) - start)
             if start == len(data) or sha256 in self.slices:
                 yield proof, receipts, sha256 in self.slices
 

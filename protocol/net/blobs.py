@@ -26,7 +26,8 @@ from protocol.schemas import blobs_pb2_grpc
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A range of bytes of a file."""
+    """A range of bytes of a file. A negative `offset` counts from the file's end: there its bytes stay while what
+    precedes them grows, as the file is replaced."""
 
     path: Path
     offset: int
@@ -79,9 +80,10 @@ async def _chunks(blob: Blob, offset: int, length: int, piece: Callable[[], int]
         return
     path, start, size = (blob.path, blob.offset, blob.size) if isinstance(blob, Slice) else (blob, 0, None)
     with path.open("rb") as file:
-        bytes_left = max(0, (os.fstat(file.fileno()).st_size if size is None else size) - offset)
+        file_bytes = os.fstat(file.fileno()).st_size
+        bytes_left = max(0, (file_bytes if size is None else size) - offset)
         bytes_left = min(bytes_left, length) if length else bytes_left
-        file.seek(start + offset if bytes_left else 0)
+        file.seek((start if start >= 0 else file_bytes + start) + offset if bytes_left else 0)
         while data := await asyncio.to_thread(file.read, min(bytes_left, piece())):
             bytes_left -= len(data)
             yield data

@@ -50,7 +50,7 @@ def test_who_gives_other_bytes_is_reported_and_passed_over(tmp_path: Path):
     async def scene(made: Village, entry: Entry) -> None:
         liar, _, c = made.peers
         where = liar.intake.contribution_store.slices[entry.sha256]
-        where.path.write_bytes(bytes(where.offset + where.size))
+        where.path.write_bytes(bytes(where.path.stat().st_size))
         assert [each.name for each in await c.intake.take(entry.proof, [], liar.outer.discovery.record)]
         assert whole(c, entry)
         assert [event.peer for event in c.said if isinstance(event, Refused)] == [liar.id]

@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,23 @@ def test_what_was_put_is_found_again_with_proof_receipts_and_bytes(tmp_path: Pat
     assert found == [(b"proof of one", [b"its receipt"], True), (b"proof of void", [b"its receipt"], False)]
     assert again.read(entry(1, b"one").sha256) == b"one"
     assert again.lookup(entry(2, b"void").sha256) is None
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_what_was_looked_up_is_still_there_when_the_file_is_replaced_by_one_with_more_receipts(
+    tmp_path: Path, restarted: bool
+):
+    store = ContributionStore(tmp_path)
+    store.put(entry(1, b"one"), b"one")
+    if restarted:
+        store = ContributionStore(tmp_path)
+        assert len(list(store.found())) == 1
+    where = store.lookup(entry(1, b"one").sha256)
+    assert where is not None
+    more = replace(entry(1, b"one"), receipts={PeerId(f"Qm{name}"): b"another" for name in "BCD"})
+    ContributionStore(tmp_path).put(more, b"one")  # as another thread, of which this store does not know yet
+    assert store.read(more.sha256) == b"one"
+    assert where.path.read_bytes()[where.offset :][: where.size] == b"one"
 
 
 def test_what_is_damaged_is_passed_over_and_what_is_half_written_goes(tmp_path: Path):

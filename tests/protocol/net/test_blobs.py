@@ -220,12 +220,15 @@ def fetching(line: Bandwidth, stepping: bool) -> Callable[[grpc.aio.Channel], Aw
     return scene
 
 
-@pytest.mark.parametrize("where", ["in memory", "in a file", "in a part of a file"])
+@pytest.mark.parametrize("where", ["in memory", "in a file", "in a part of a file", "at a file's end"])
 def test_while_steps_run_nothing_is_sent_before_it_has_taken_its_turn(tmp_path: Path, stretch: int, where: str):
     (tmp_path / "blob").write_bytes(DATA)
     (tmp_path / "blobs").write_bytes(b"before" + DATA + b"behind")
+    (tmp_path / "last").write_bytes(b"before" + DATA)
     whole, part = tmp_path / "blob", Slice(tmp_path / "blobs", len(b"before"), len(DATA))
-    service = Asked({"in memory": DATA, "in a file": whole, "in a part of a file": part}[where])
+    last = Slice(tmp_path / "last", -len(DATA), len(DATA))
+    blobs = {"in memory": DATA, "in a file": whole, "in a part of a file": part, "at a file's end": last}
+    service = Asked(blobs[where])
     line = Watched(service=service)
     got, _ = with_service(service, fetching(line, stepping=True))
     assert got == DATA
