@@ -167,6 +167,10 @@ NODE_AWAY_SECONDS, END_KNOWN_SECONDS, END_KNOWN_POLL_SECONDS = 30.0, 120.0, 2.0
 """The longest time that a peer which has finished the run stays for a node that does not answer; and for one that
 answers, until that knows of the end and has the last state; and the interval at which it is asked."""
 
+RETURNED_SECONDS = 15.0
+"""The longest time that a peer which comes back to a run that it has finished stays for a node that answers and does
+not know of the end: one that has seen nobody train cannot know."""
+
 FAREWELL_SECONDS = 60.0
 """The least bound on the time that a peer serves the others after the last round; a round's usual time, if longer."""
 

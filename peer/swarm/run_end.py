@@ -28,6 +28,7 @@ from protocol.patience import (
     NODE_AWAY_SECONDS,
     NODE_POLL_SECONDS,
     NODE_TIMEOUT_SECONDS,
+    RETURNED_SECONDS,
     SETTLE_PATIENCE_SECONDS,
 )
 
@@ -57,7 +58,8 @@ async def stay_until_known(outer: OuterLoop, ask: AskNode) -> None:
     """Stay until the operator's node says that the run is over, and has the last state if it is about to take it: it
     learns and takes both from who has finished, and gives them to those who come afterwards. It does not call the run
     over as long as somebody is at work who has not finished, and may still need the others for that. A node that is
-    away is waited for `NODE_AWAY_SECONDS`, and one that answers for `END_KNOWN_SECONDS`."""
+    away is waited for `NODE_AWAY_SECONDS`, one that answers for `END_KNOWN_SECONDS`, and one that does not know of the
+    end by a peer that comes back to it for `RETURNED_SECONDS`."""
     began = monotonic()
     ends, wait = began + NODE_AWAY_SECONDS, waits.for_the_node_to_know(NODE_AWAY_SECONDS)
     while not outer.leaving and monotonic() < ends:
@@ -67,8 +69,9 @@ async def stay_until_known(outer: OuterLoop, ask: AskNode) -> None:
                 over = word.finished == outer.manifest.outer.rounds
                 if over and not word.taking:
                     return
-                wait = (waits.for_the_node_to_take if over else waits.for_the_node_to_know)(END_KNOWN_SECONDS)
-                ends = min(began + END_KNOWN_SECONDS, monotonic() + NODE_AWAY_SECONDS)
+                most_seconds = RETURNED_SECONDS if outer.ended_before and not over else END_KNOWN_SECONDS
+                wait = (waits.for_the_node_to_take if over else waits.for_the_node_to_know)(most_seconds)
+                ends = min(began + most_seconds, monotonic() + NODE_AWAY_SECONDS)
         outer.emit(wait)
         await asyncio.sleep(END_KNOWN_POLL_SECONDS)
 
@@ -135,14 +138,16 @@ async def stay(outer: OuterLoop) -> None:
 
 
 async def ask_whether_over(outer: OuterLoop, ask: AskNode) -> None:
-    """Ask the operator's node how far the run is, and end if it is over without this peer. A node that does not answer
+    """Ask the operator's node how far the run is, and end if it is over without this peer: by the node's word, or, for
+    a peer that has no part in the run yet, by proof that its last round is finished. A node that does not answer
     changes nothing."""
     with suppress(HetpeerError, TimeoutError):
         async with asyncio.timeout(NODE_TIMEOUT_SECONDS):
             word = await ask()
         if outer.progress.learn_from_node(word, outer.followed.me):
             outer.emit(Warned(f"WARNING: {outer.progress.rewind_words}"))
-        if word.finished == outer.manifest.outer.rounds and not outer.finished:
+        rounds, comes_new = outer.manifest.outer.rounds, outer.clock == 1 and not outer.contributed
+        if not outer.finished and rounds in (word.finished, outer.progress.finished if comes_new else 0):
             outer.mark_run_over()
             outer.emit(Progress(f"{run_over_words(outer)}: this peer trains no more, and looks for the last state"))
 

@@ -24,7 +24,7 @@ from peer.network.reach.reach import MachineAddresses, Reach
 from peer.swarm.group import likenesses
 from protocol import clock
 from protocol.errors import ResourceError
-from protocol.net import dht, gate
+from protocol.net import dht, gate, tls_probe
 from protocol.net.tls_probe import TlsProbe
 from tests.world.certificates import Calling, Shown, dynamic, serving
 from tests.world.loop import HOST, VirtualLoop
@@ -128,6 +128,7 @@ def standing(world: World) -> Iterator[None]:
         put(mock.patch.object(grpc, "dynamic_ssl_server_credentials", dynamic))
         put(mock.patch.object(grpc, "ssl_server_certificate_configuration", Shown))
         put(mock.patch.object(dht, "start", world.directory.start))
+        put(mock.patch.object(tls_probe, "probe", probe))
         put(mock.patch.object(peer.network.admission, "probe", probe))
         put(mock.patch.object(peer.network.copies, "probe", probe))
         put(mock.patch.object(gate, "bind", bind))

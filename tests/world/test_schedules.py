@@ -18,13 +18,13 @@ TODAY = int(os.environ.get("HETPEER_WORLD_TODAY", str(date.today().toordinal() %
 MORE_SCHEDULES = 1
 """So many of the second family are played as well."""
 
-DENSE_COUNTEREXAMPLES = (2_000_004, 2_000_102)
+DENSE_COUNTEREXAMPLES = (2_000_004, 2_000_017, 2_000_102)
 """Seeds of the third family, which have found something wrong."""
 
 STORM_COUNTEREXAMPLES = (3_000_105,)
 """And of the fourth."""
 
-COUNTEREXAMPLES = (5, 2019, 2025, 30_022, 31_001, 1_000_003)
+COUNTEREXAMPLES = (5, 2019, 2025, 30_022, 31_001, 1_000_003, 5_000_930, 6_000_510)
 """The seeds that have found something wrong."""
 
 TOLD = 2019

@@ -177,9 +177,8 @@ class OuterLoop:
         held = max((peer.round for peer in self.holders(part)), default=None)
         newest = max(self.progress.newest(part, run), min(held or 0, run))
         newest = self.manifest.outer.rounds if self.missed_end else newest
-        ledger = self.followed.parts[part].ledger
-        arriving = self.clock in ledger.accepted
-        return PartView(newest, held, arriving, ledger.is_complete(self.clock, LATELY), ledger.folded)
+        ledger, clock = self.followed.parts[part].ledger, self.clock
+        return PartView(newest, held, clock in ledger.accepted, ledger.is_complete(clock, LATELY), ledger.folded)
 
     def holders(self, part: Part) -> list[PeerRecord]:
         """The others here that hold the newest state of a part: they say so, and no attestation denies it."""
