@@ -116,7 +116,7 @@ async def serve(index: int, folder: Path, address: str) -> None:
     there = Endpoint(other["peer_id"], other["address"])
     neighbour = make_link(manifest, there.peer_id, "the other", bandwidth)
     delays: list[float] = []
-    pipeline.welcome = lambda peer, replica: neighbour
+    pipeline.answer_calls(lambda peer, replica: neighbour)
     say("ready")
     task = await hear()
     try:

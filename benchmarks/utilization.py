@@ -49,7 +49,7 @@ import numpy as np
 import torch
 import uvloop
 from group.processes import hear, say, started
-from group.stage import SameBatch, place
+from group.stage import SameBatch, Steps, place
 from group.training import train
 from shaped.case import (
     COMPRESSIONS,
@@ -68,7 +68,6 @@ from shaped.hosts import Hosts, hosts, missing
 
 import protocol.net.bandwidth
 from peer.planning.model import HEADERS_SHARE
-from peer.swarm.group.inner_step import PipelineStage
 from peer.torch_thread import TorchThread
 from protocol.identity import Endpoint
 from protocol.manifest import Manifest
@@ -160,35 +159,36 @@ async def serve(index: int, folder: Path, compression: int, host: str, case: Cas
         upstream = here.expect(seats) if member else None
         say("expecting")
         await hear()
-        stage = None
+        steps = None
         if member:
             trainer = Waiting(manifest, index, case.passes)
-            stage = await here.meet(seats[:stages], upstream, trainer, TorchThread(1), tasks)
+            steps = await here.meet(seats[:stages], upstream, trainer, TorchThread(1), tasks)
         say("met")
-        await obey(stage, exchange, bandwidth)
+        await obey(steps, exchange, bandwidth)
         raise asyncio.CancelledError
 
 
-async def obey(stage: PipelineStage | None, exchange: Any, bandwidth: Bandwidth) -> None:
+async def obey(steps: Steps | None, exchange: Any, bandwidth: Bandwidth) -> None:
     """Run steps as often as told, each time so many, and say how long they took."""
     number, exchanging, source = 0, None, None
-    if stage is not None and stage.upstream is None:
-        source = SameBatch(np.zeros((stage.trainer.manifest.inner.microbatches, TOKENS + 1), np.int64))
+    if steps is not None and steps.pipeline.upstream is None:
+        microbatches = steps.pipeline.trainer.manifest.inner.microbatches
+        source = SameBatch(np.zeros((microbatches, TOKENS + 1), np.int64))
     while (order := await hear()) is not None:
         if order["outer"]:
             bandwidth.begin_steps()  # the other replicas train, too, and give way to their own frames
             exchanging = asyncio.create_task(exchange())
         begun = time.monotonic()
-        for _ in range(order["steps"] if stage is not None else 0):
-            assert stage is not None
+        for _ in range(order["steps"] if steps is not None else 0):
+            assert steps is not None
             bandwidth.begin_steps()
-            await stage.run(1, number, source)
+            await steps.take(1, number, source)
             number += 1
-        if stage is not None:
+        if steps is not None:
             bandwidth.end_steps()
         if exchanging is not None:
             await exchanging
-        say({"seconds": time.monotonic() - begun, "depth": stage.depth if stage is not None else 0})
+        say({"seconds": time.monotonic() - begun, "depth": steps.carried.depth if steps is not None else 0})
 
 
 # The one who measures

@@ -2,8 +2,9 @@
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ import peer.network.group
 from peer.data.batches import Batch
 from peer.network.contacts import Contacts
 from peer.network.group import Link, PipelineService, call, make_link
-from peer.swarm.group.inner_step import PipelineStage
+from peer.swarm.group.inner_step import Carried, InnerStep, Pipeline, Source, StepTaken
 from peer.torch_thread import TorchThread
 from protocol.codec.frames import FrameRules
 from protocol.identity import Endpoint, PeerId, ReplicaId
@@ -43,6 +44,20 @@ class SameBatch:
         return False
 
 
+@dataclass(slots=True)
+class Steps:
+    """The inner steps of a stage, one after the other: what each leaves goes to the next."""
+
+    pipeline: Pipeline
+    carried: Carried = field(default_factory=Carried)
+
+    async def take(self, round: int, step: int, source: Source | None) -> StepTaken:
+        """Take a step of the stage."""
+        outcome = await InnerStep(self.pipeline, self.carried, round, step, source).take()
+        self.carried = outcome.carried
+        return outcome
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """A process that serves a stage, before it knows the others."""
@@ -60,7 +75,7 @@ class Place:
         if self.index == 0:
             return None
         upstream = self._link_to(self.index - 1, seats)
-        self.pipeline.welcome = lambda neighbour, replica: upstream
+        self.pipeline.answer_calls(lambda neighbour, replica: upstream)
         return upstream
 
     async def meet(
@@ -70,13 +85,15 @@ class Place:
         trainer: Any,
         torch_thread: TorchThread,
         tasks: asyncio.TaskGroup,
-    ) -> PipelineStage:
-        """Be one group, with links as its members open them."""
+        room: int = sys.maxsize,
+    ) -> Steps:
+        """Be one group, with links as its members open them; `room`: microbatches in flight at most."""
         behind, last = self.index + 1, self.manifest.replicas.stages - 1
         downstream = self._link_to(behind, seats) if behind <= last else None
         if downstream is not None:
             tasks.create_task(call(seats[behind], self.contacts, ReplicaId(seats[0].peer_id), downstream))
-        return PipelineStage(trainer, torch_thread, FrameRules.of(self.manifest), upstream, downstream)
+        rules = FrameRules.of(self.manifest)
+        return Steps(Pipeline(trainer, torch_thread, rules, upstream, downstream, room=room))
 
     def _link_to(self, stage: int, seats: list[Endpoint]) -> Link:
         return make_link(self.manifest, seats[stage].peer_id, f"stage {stage}", self.contacts.bandwidth)

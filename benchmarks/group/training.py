@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -93,13 +94,12 @@ async def train(
         upstream = here.expect(seats)
         say("expecting")
         await hear()
-        stage = await here.meet(seats, upstream, trainer, torch_thread, tasks)
+        steps = await here.meet(seats, upstream, trainer, torch_thread, tasks, sys.maxsize if room is None else room)
         say("met")
-        stage.room = stage.room if room is None else room
         source, number = None if index else SameBatch(batch_of(manifest)), 0
         while (await hear()) is not None:
             begun, busy = time.perf_counter(), time.process_time()
-            taken = await stage.run(1, number, source)
+            taken = await steps.take(1, number, source)
             await torch_thread.run(finish, device)
             number += 1
             seconds, processor = time.perf_counter() - begun, time.process_time() - busy
@@ -109,7 +109,7 @@ async def train(
                     "seconds": seconds,
                     "processor": processor,
                     "loss": taken.sums.loss,
-                    "depth": stage.depth,
+                    "depth": steps.carried.depth,
                     "peak": peak,
                 }
             )

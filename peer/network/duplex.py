@@ -53,10 +53,13 @@ class Duplex(Generic[Outgoing, Received]):
         most_pending: int,
         beat: Outgoing | None = None,
         bandwidth: Bandwidth | None = None,
+        aside: Callable[[Received], bool] = lambda message: False,
+        on_end: Callable[[], None] = lambda: None,
     ) -> None:
         """`with_whom` names `peer` in errors; `most_pending` messages may wait to be read. With `beat`, an empty
         message, both sides give signs of life, and silence is the end. With `bandwidth`, messages are frames that take
-        their turn in it."""
+        their turn in it. `aside` takes messages that are beside the protocol's order, and returns whether one is;
+        `on_end` is called when the conversation has ended."""
         self.peer = peer
         self.with_whom = with_whom
         self.most_pending = most_pending
@@ -64,10 +67,8 @@ class Duplex(Generic[Outgoing, Received]):
         self.bandwidth = bandwidth
         self.bytes_sent = 0
         self.ended = False
-        self.on_message: Callable[[Received | HetpeerError], None] = lambda message: None
-        """A function that is told of every message, and of the end, as it arrives, before anybody receives it."""
-        self.aside: Callable[[Received], bool] = lambda message: False
-        """A function that takes messages that are beside the protocol's order. Returns whether one is."""
+        self._aside = aside
+        self._on_end = on_end
         self._outgoing: asyncio.Queue[Outgoing | None] = asyncio.Queue()
         self._incoming: asyncio.Queue[Received | HetpeerError] = asyncio.Queue()
         self._hung_up = asyncio.Event()
@@ -77,6 +78,11 @@ class Duplex(Generic[Outgoing, Received]):
     def unsent(self) -> int:
         """The number of messages that wait to be written."""
         return self._outgoing.qsize()
+
+    def take_bytes_sent(self) -> int:
+        """Return the bytes sent since the last call."""
+        sent, self.bytes_sent = self.bytes_sent, 0
+        return sent
 
     def breach(self, what: str) -> BreachError:
         """The error of the other side's breach of the protocol: it `what`."""
@@ -172,13 +178,12 @@ class Duplex(Generic[Outgoing, Received]):
                 if message is NO_MESSAGE:
                     end = self.breach("sent bytes that are no message")
                     break
-                if self.aside(message) or (self.beat is not None and not message.ByteSize()):
+                if self._aside(message) or (self.beat is not None and not message.ByteSize()):
                     continue
                 if self._incoming.qsize() >= self.most_pending:
                     end = self.breach(f"ran ahead of the protocol by {self.most_pending} messages")
                     break
                 self._incoming.put_nowait(message)
-                self.on_message(message)
                 if self.bandwidth is not None:
                     await self.bandwidth.take_frame(message.ByteSize())
         except BROKEN_CALL_ERRORS as error:  # however a stream breaks, the member is gone
@@ -210,4 +215,4 @@ class Duplex(Generic[Outgoing, Received]):
             self.ended = True
             self._incoming.put_nowait(reason)
             self._outgoing.put_nowait(None)
-            self.on_message(reason)
+            self._on_end()

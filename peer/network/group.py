@@ -31,21 +31,40 @@ class Attempt:
     number: int
 
 
-def make_link(manifest: Manifest, neighbour: PeerId, with_whom: str, bandwidth: Bandwidth | None = None) -> Link:
+DoubtHandler = Callable[[PeerId, pipeline_pb2.Place], None]
+"""A function that is given who has sent, or passed on, a doubt, and the microbatch that is doubted."""
+
+
+def ignore_doubt(neighbour: PeerId, doubt: pipeline_pb2.Place) -> None:
+    """Pass a doubt over."""
+
+
+def make_link(
+    manifest: Manifest,
+    neighbour: PeerId,
+    with_whom: str,
+    bandwidth: Bandwidth | None = None,
+    on_doubt: DoubtHandler = ignore_doubt,
+    on_end: Callable[[], None] = lambda: None,
+) -> Link:
     """Make a link to a neighbour, not yet connected. It holds as many unread messages as the schedule can have in
-    flight, at the largest k of the run; a neighbour that sends more is cut off. `with_whom` names it in errors, and
-    frames take their turn in `bandwidth`."""
+    flight, at the largest k of the run; a neighbour that sends more is cut off. `with_whom` names it in errors, frames
+    take their turn in `bandwidth`, doubts go to `on_doubt`, out of turn, and `on_end` is called at the link's end."""
     rules = FrameRules.of(manifest.at(min(manifest.compressions, default=1)))
     messages = max(rules.activations.messages, rules.gradients.messages)
     most_pending = MOST_IN_FLIGHT * manifest.replicas.stages * messages + BETWEEN_STEPS
-    link: Link = Duplex(neighbour, with_whom, most_pending, pipeline_pb2.Frame(), bandwidth)
-    link.aside = is_doubt
-    return link
+
+    def take_doubt(message: pipeline_pb2.Frame) -> bool:
+        if message.HasField("doubt"):
+            on_doubt(neighbour, message.doubt)
+        return message.HasField("doubt")
+
+    return Duplex(neighbour, with_whom, most_pending, pipeline_pb2.Frame(), bandwidth, take_doubt, on_end)
 
 
-def is_doubt(message: pipeline_pb2.Frame) -> bool:
-    """Whether a message asks for a spot check. Between two inner loops these are passed over."""
-    return message.HasField("doubt")
+Welcome = Callable[[PeerId, ReplicaId], Link]
+"""A function that is given who calls, as its certificate says, and the replica that it calls for. Returns the link to
+carry, or raises RefusedError."""
 
 
 def welcome_nobody(neighbour: PeerId, replica: ReplicaId) -> Link:
@@ -62,11 +81,13 @@ class PipelineService(pipeline_pb2_grpc.PipelineServicer):
 
     def __init__(self, manifest: Manifest) -> None:
         self.manifest = manifest
-        self.welcome: Callable[[PeerId, ReplicaId], Link] = welcome_nobody
-        """A function that is given who calls, as its certificate says, and the replica that it calls for: returns the
-        link to carry, or raises RefusedError."""
         self.carried: dict[PeerId, Link] = {}
         """The link that each caller has here."""
+        self._welcome: Welcome = welcome_nobody
+
+    def answer_calls(self, welcome: Welcome) -> None:
+        """Answer calls by `welcome` from now on; until then none is taken."""
+        self._welcome = welcome
 
     def hang_up(self, caller: PeerId, reason: str) -> None:
         """End the link of a caller, if it has one."""
@@ -78,7 +99,7 @@ class PipelineService(pipeline_pb2_grpc.PipelineServicer):
         replica = ReplicaId(str(dict(context.invocation_metadata()).get(REPLICA_KEY, "")))
         neighbour = caller(context).peer
         try:
-            upstream = self.carried[neighbour] = self.welcome(neighbour, replica)
+            upstream = self.carried[neighbour] = self._welcome(neighbour, replica)
         except RefusedError as error:
             await refuse(context, str(error))
         try:

@@ -21,16 +21,19 @@ from peer.optim.inner import place_in_run
 from peer.swarm import waits
 from peer.swarm.auditing import Auditor, do_spot_checks
 from peer.swarm.group.compression import KController
+from peer.swarm.group.first_stage import FirstStage
 from peer.swarm.group.handover import Handover
+from peer.swarm.group.later_stage import LaterStage
 from peer.swarm.group.seats import GroupSeats
-from peer.swarm.group.served_stage import ServedStage
+from peer.swarm.group.spot_checks import SpotChecks
 from peer.swarm.group.stage_round import StageRound
-from peer.swarm.group.stragglers import first_seconds
+from peer.swarm.group.stragglers import StepPace, first_seconds
 from peer.swarm.node import Node, Workplace
 from peer.swarm.presence import outer_loop, swarm_membership
 from peer.swarm.rounds.catch_up import agree
 from peer.swarm.rounds.outer_round import OuterLoop
 from peer.swarm.rounds.round_end import finish_round, wait_for_round
+from peer.swarm.rounds.round_view import why_end_steps
 from peer.swarm.text_reader import Reader
 from peer.telemetry.decisions import EndedEarly, SpotChecked
 from peer.telemetry.events import Evaluated, Progress, RoundDone, StepDone
@@ -79,15 +82,17 @@ async def serve_stage(node: Node) -> None:
             services.blobs,
             node.receipt_collector,
             settings.memory_limit,
+            pace=StepPace(first=first_seconds(workplace.manifest.tokens_per_step, speed)),
         )
-        stage_round.pace.first = first_seconds(workplace.manifest.tokens_per_step, speed)
-        seats = GroupSeats(node.reconciler, services.pipeline, tasks)
+        spot_checks = SpotChecks(outer, tasks)
+        seats = GroupSeats(node.reconciler, services.pipeline, tasks, spot_checks.receive_doubt)
         if workplace.stage == 0:
             async with workplace.reading(node.emit) as reader:
                 await reader.begin(outer.workload.upcoming(outer.clock, outer.workload.share(outer.clock)))
-                await ServedStage(stage_round, seats, reader, KController.of(workplace.manifest)).serve()
+                k_controller = KController.of(workplace.manifest)
+                await FirstStage(stage_round, seats, spot_checks, reader, k_controller).serve()
         else:
-            await ServedStage(stage_round, seats).serve()
+            await LaterStage(stage_round, seats, spot_checks).serve()
         if not outer.over:
             await stage_round.handover.hand_over(for_good=node.next_stage.done())
     outer.announce_finish()
@@ -233,7 +238,7 @@ async def _contribute(outer: OuterLoop, replica: Replica, reader: Reader, round:
     share = outer.workload.begin(round)
     while True:
         if not await _all_there(
-            outer, replica, lambda: outer.contributed or outer.late(round) or outer.leaving or outer.over
+            outer, replica, lambda: outer.contributed or why_end_steps(outer, round) or outer.leaving or outer.over
         ):
             return 0
         try:
@@ -248,7 +253,7 @@ async def _contribute(outer: OuterLoop, replica: Replica, reader: Reader, round:
             outer.emit(Progress(f"{error}; going on from the start of round {round}"))
         else:
             if steps < outer.manifest.inner.steps:
-                why = "this peer leaves" if outer.leaving else outer.late(round)
+                why = "this peer leaves" if outer.leaving else why_end_steps(outer, round)
                 outer.emit(EndedEarly(round, steps, why or "it had contributed to it before"))
             await outer.contribute(round, steps, moved, optimizer, share)
             await outer.followed.torch_thread.run(replica.forget_start)
@@ -259,7 +264,7 @@ async def _inner_loop(outer: OuterLoop, replica: Replica, reader: Reader, share:
     """An inner step for each chunk of the share, or as many as the others leave time for; how many."""
     manifest, steps, goal = outer.manifest, 0, outer.workload.goal
     await outer.followed.torch_thread.run(replica.load, outer.followed.grids, await outer.followed.ahead(round))
-    while steps < goal and not (outer.contributed or outer.late(round, steps) or outer.leaving):
+    while steps < goal and not (outer.contributed or why_end_steps(outer, round, steps) or outer.leaving):
         batch_SM = torch.from_numpy(await reader.batch(outer.workload.upcoming(round, share, steps)))
         overall = place_in_run(manifest, round, steps, goal)
         loss = await outer.followed.torch_thread.run(replica.inner_step, batch_SM, overall)

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import grpc
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from peer.compute.trainer import StageTrainer
 from peer.data.batches import Batch
 from peer.network.group import Link, PipelineService, call, make_link
-from peer.swarm.group.inner_step import PipelineStage, StepTaken
+from peer.swarm.group.inner_step import Carried, InnerStep, Pipeline, Source, StepTaken
 from peer.torch_thread import TorchThread
 from protocol.codec.frames import FrameRules
 from protocol.errors import RefusedError
@@ -25,14 +25,35 @@ from tests.reference.admitted import contacts, credentials, identity
 
 
 @dataclass(slots=True)
+class Steps:
+    """The inner steps of a stage, one after the other: what each leaves goes to the next."""
+
+    pipeline: Pipeline
+    carried: Carried = field(default_factory=Carried)
+    inner_step: InnerStep | None = None
+    """The one that was begun last."""
+
+    async def take(self, round: int, step: int, source: Source | None) -> StepTaken:
+        self.inner_step = InnerStep(self.pipeline, self.carried, round, step, source)
+        outcome = await self.inner_step.take()
+        self.carried = outcome.carried
+        return outcome
+
+
+@dataclass(slots=True)
 class LoopbackStage:
     """One volunteer without its daemon."""
 
     seat: Endpoint
-    pipeline: PipelineService
+    service: PipelineService
     trainer: StageTrainer
     torch_thread: TorchThread
-    stage: PipelineStage | None = None
+    connected: Steps | None = None
+
+    @property
+    def steps(self) -> Steps:
+        assert self.connected is not None
+        return self.connected
 
 
 @dataclass(slots=True)
@@ -60,9 +81,8 @@ async def loopback_group(manifest: Manifest, basis: Tensor | None) -> AsyncItera
         _connect(stages, ReplicaId(stages[0].seat.peer_id), manifest, tasks)
         yield stages
         for each in stages:
-            assert each.stage is not None
-            if each.stage.downstream is not None:
-                each.stage.downstream.close()
+            if each.steps.pipeline.downstream is not None:
+                each.steps.pipeline.downstream.close()
 
 
 async def _serve(stack: AsyncExitStack, manifest: Manifest, index: int, basis: Tensor | None) -> LoopbackStage:
@@ -75,7 +95,7 @@ async def _serve(stack: AsyncExitStack, manifest: Manifest, index: int, basis: T
         StageTrainer(manifest, index, "group", basis, torch.device("cpu")),
         TorchThread(1),
     )
-    pipeline_pb2_grpc.add_PipelineServicer_to_server(stage.pipeline, server)
+    pipeline_pb2_grpc.add_PipelineServicer_to_server(stage.service, server)
     await server.start()
     stack.push_async_callback(server.stop, None)
     stack.callback(stage.torch_thread.stop)
@@ -90,9 +110,9 @@ def _connect(stages: list[LoopbackStage], replica: ReplicaId, manifest: Manifest
     for index, each in enumerate(stages):
         upstream = links[index - 1][1] if index else None
         downstream = links[index][0] if index < len(links) else None
-        each.stage = PipelineStage(each.trainer, each.torch_thread, FrameRules.of(manifest), upstream, downstream)
+        each.connected = Steps(Pipeline(each.trainer, each.torch_thread, FrameRules.of(manifest), upstream, downstream))
         if upstream is not None:
-            each.pipeline.welcome = welcome(stages[index - 1].seat.peer_id, replica, upstream)
+            each.service.answer_calls(welcome(stages[index - 1].seat.peer_id, replica, upstream))
     for index, (downstream, _) in enumerate(links):
         calling = contacts(f"stage {index}", manifest)
         tasks.create_task(call(stages[index + 1].seat, calling, replica, downstream))
@@ -118,8 +138,7 @@ async def take_step(stages: list[LoopbackStage], round: int, step: int, source: 
     """The next inner step of the whole group, which all of its stages end alike; its mean loss."""
 
     async def run(each: LoopbackStage) -> StepTaken:
-        assert each.stage is not None
-        return await each.stage.run(round, step, None if each.trainer.index else source)
+        return await each.steps.take(round, step, None if each.trainer.index else source)
 
     taken = await asyncio.gather(*map(run, stages))
     source.at += 1

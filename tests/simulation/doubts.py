@@ -153,13 +153,12 @@ class Side:
 
     peer: PeerId
     seconds: float
-    other: "Side | None" = None
-    aside: Callable[[pb.Frame], bool] = lambda message: False
+    deliver: Callable[[pb.Frame], object] = lambda message: None
+    """Takes what arrives at the other end."""
 
     def send(self, message: pb.Frame) -> None:
         """It arrives after a while, in order."""
-        assert self.other is not None
-        asyncio.get_running_loop().call_later(self.seconds, self.other.aside, message)
+        asyncio.get_running_loop().call_later(self.seconds, self.deliver, message)
 
     def breach(self, what: str) -> BreachError:
         """The error of the peer at the other end."""
@@ -231,12 +230,14 @@ async def _play(chance: random.Random) -> Outcome:
                     tasks,  # type: ignore[arg-type, misc]
                 )
                 here.append(checks)
-            for one, other in links:
-                one.other, other.other = other, one
-            if kind != "honest" and chance.random() < 0.3:  # it passes no doubts on
-                for link in (here[liar].upstream, here[liar].downstream):
-                    if link is not None:
-                        link.aside = lambda message: True
+            is_mute = kind != "honest" and chance.random() < 0.3  # it passes no doubts on
+            for stage, (down, up) in enumerate(links):
+                for link, receiver, sender in ((down, stage + 1, stage), (up, stage, stage + 1)):
+                    if not (is_mute and receiver == liar):
+                        checks = here[receiver]
+                        link.deliver = lambda frame, checks=checks, peer=names[sender]: checks.receive_doubt(
+                            peer, frame.doubt
+                        )
             for step in range(1, steps + 1):
                 await asyncio.sleep(step_seconds)
                 if kind != "honest" and chance.random() < 0.1:

@@ -1,6 +1,7 @@
 """A 4-stage pipeline over real gRPC streams against the same model in one process."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 import torch
@@ -118,7 +119,7 @@ def test_with_overlapping_steps_every_bit_is_that_of_the_lab(overlap: int, optim
                     each.trainer.load(grids)
                 for step in range(source.most):
                     losses.append(await take_step(stages, round, step, source))
-                assert [each.stage.begun for each in stages] == [0, 0, 0, 0]
+                assert [each.steps.carried.begun for each in stages] == [0, 0, 0, 0]
             return losses, [tensor.clone() for each in stages for tensor in each.trainer.parameters]
 
     losses, weights = asyncio.run(scene())
@@ -143,12 +144,13 @@ def test_a_frame_made_with_another_embedding_is_refused():
         async with loopback_group(run, orthonormal(32)) as stages:
             for each in stages:
                 each.trainer.load(genesis(run))
-            stages[1].stage.embedding_digest = "ab" * 32
+            second = stages[1].steps
+            second.pipeline = replace(second.pipeline, embedding_digest="ab" * 32)
             batch = batches(run, 1)[0].numpy()
-            first = asyncio.ensure_future(stages[0].stage.run(1, 0, Batches([batch])))
+            first = asyncio.ensure_future(stages[0].steps.take(1, 0, Batches([batch])))
             try:
                 with pytest.raises(BreachError, match="was made with the token embedding 000000000000"):
-                    await stages[1].stage.run(1, 0, None)
+                    await second.take(1, 0, None)
             finally:
                 first.cancel()
 
@@ -160,7 +162,7 @@ def test_a_neighbour_that_runs_ahead_is_cut_off_before_it_fills_the_memory():
 
     async def scene() -> None:
         async with loopback_group(run, orthonormal(32)) as stages:
-            downstream, upstream = stages[0].stage.downstream, stages[1].stage.upstream
+            downstream, upstream = stages[0].steps.pipeline.downstream, stages[1].steps.pipeline.upstream
             for _ in range(10 * upstream.most_pending):
                 downstream.send(pb.Frame(rest=b"1"))
             with pytest.raises(LostMemberError):

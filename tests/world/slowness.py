@@ -9,7 +9,7 @@ from typing import Any
 from unittest import mock
 
 from peer.compute.replica import WholeReplica
-from peer.swarm.group.inner_step import StepInHand
+from peer.swarm.group.inner_step import InnerStep
 from peer.telemetry.events import GroupFormed, Joined, RoundDone, StepDone
 from tests.world.owners import Owner
 from tests.world.test_cases import MakeWorld, join, told
@@ -47,7 +47,7 @@ class Slowed:
     steps: set[tuple[int, int]] = field(default_factory=set)
     """The steps in which it was slow: round, and step in it."""
 
-    def seconds(self, step: StepInHand) -> float:
+    def seconds(self, step: InnerStep) -> float:
         """How long it sleeps before a pass of this step."""
         trainer = step.pipeline.trainer
         if trainer.index == self.stage and self.trainer is None:
@@ -61,24 +61,24 @@ class Slowed:
 @contextmanager
 def slowed(stage: int, nap: Nap = always, honest: bool = True) -> Iterator[Slowed]:
     """In the block, the first volunteer of a stage becomes slow."""
-    slow, forward, backward = Slowed(stage, nap, honest), StepInHand._forward, StepInHand._backward
+    slow, forward, backward = Slowed(stage, nap, honest), InnerStep._forward, InnerStep._backward
 
-    async def sleep(step: StepInHand, microbatch: int) -> None:
+    async def sleep(step: InnerStep, microbatch: int) -> None:
         if seconds := slow.seconds(step):
             await asyncio.sleep(seconds)
             if slow.honest:
-                number, spent = step.number(microbatch), step.pipeline.seconds
+                number, spent = step.number(microbatch), step.seconds
                 spent[number] = spent.get(number, 0.0) + seconds
 
-    async def slow_forward(self: StepInHand, microbatch: int) -> None:
+    async def slow_forward(self: InnerStep, microbatch: int) -> None:
         await sleep(self, microbatch)
         await forward(self, microbatch)
 
-    async def slow_backward(self: StepInHand, microbatch: int) -> None:
+    async def slow_backward(self: InnerStep, microbatch: int) -> None:
         await sleep(self, microbatch)
         await backward(self, microbatch)
 
-    with mock.patch.multiple(StepInHand, _forward=slow_forward, _backward=slow_backward):
+    with mock.patch.multiple(InnerStep, _forward=slow_forward, _backward=slow_backward):
         yield slow
 
 

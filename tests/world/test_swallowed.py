@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from peer.swarm.group.agreement import Agreement
-from peer.swarm.group.inner_step import PipelineStage
+from peer.swarm.group.first_stage import FirstStage
+from peer.swarm.group.inner_step import InnerStep
 from peer.telemetry.events import GroupFormed, RoundDone, StepDone
 from peer.telemetry.group_decisions import Dismissed
 from protocol.patience import BEHIND_SECONDS, FURTHER_STAGE_SHARE, SHORTEST_STEP_BOUND_SECONDS
@@ -30,15 +30,16 @@ MOST_SECONDS = SHORTEST_STEP_BOUND_SECONDS * (1 + FURTHER_STAGE_SHARE * STAGES)
 def test_who_swallows_microbatches_is_found_by_who_sits_beside_it(
     world: MakeWorld, monkeypatch: pytest.MonkeyPatch, stage: int
 ):
-    trainers, honest = dict[int, Any](), PipelineStage.run
+    trainers, honest = dict[int, Any](), InnerStep.take
 
-    async def swallow(self: PipelineStage, round: int, step: int, source: Any) -> Any:
-        liar = trainers.setdefault(self.trainer.index, self.trainer)  # who takes its seat later has another
-        if self.trainer is liar and liar.index == stage and round > LAST_HONEST:
+    async def swallow(self: InnerStep) -> Any:
+        trainer = self.pipeline.trainer
+        liar = trainers.setdefault(trainer.index, trainer)  # who takes its seat later has another
+        if trainer is liar and liar.index == stage and self.round > LAST_HONEST:
             await asyncio.Event().wait()
-        return await honest(self, round, step, source)
+        return await honest(self)
 
-    monkeypatch.setattr(PipelineStage, "run", swallow)
+    monkeypatch.setattr(InnerStep, "take", swallow)
     run = world(**TABLES)
     group, center = (
         [join(run, f"stage-{each}", "volunteer", each) for each in range(STAGES)],
@@ -70,16 +71,17 @@ def test_one_group_goes_on_alone_where_the_first_stage_of_the_other_swallows_mic
     world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ):
     """No other peer of that stage is there, so the swallower is all that shows how far the others are."""
-    liars, honest = list[Any](), PipelineStage.run
+    liars, honest = list[Any](), InnerStep.take
 
-    async def swallow(self: PipelineStage, round: int, step: int, source: Any) -> Any:
-        if not liars and not self.trainer.index and round > LAST_HONEST:
-            liars.append(self.trainer)
-        if self.trainer in liars:
+    async def swallow(self: InnerStep) -> Any:
+        trainer = self.pipeline.trainer
+        if not liars and not trainer.index and self.round > LAST_HONEST:
+            liars.append(trainer)
+        if trainer in liars:
             await asyncio.Event().wait()
-        return await honest(self, round, step, source)
+        return await honest(self)
 
-    monkeypatch.setattr(PipelineStage, "run", swallow)
+    monkeypatch.setattr(InnerStep, "take", swallow)
     run = world(**TABLES | {"replicas": {"groups": 2, "stages": STAGES, "datacenters": 0, "compression": 4}})
     peers = [join(run, f"stage-{each}-{group}", "volunteer", each) for group in range(2) for each in range(STAGES)]
     first = [peer for peer in peers if peer.name.startswith("stage-0")]
@@ -98,16 +100,16 @@ def test_a_first_stage_that_offers_no_round_holds_its_group_for_minutes_only(
     world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ):
     """It calls the only volunteer behind it, and gives signs of life; another first stage stands by."""
-    liars, honest = list[Any](), Agreement.reach
+    liars, honest = list[Any](), FirstStage._load
 
-    async def hold(self: Agreement) -> Any:
-        if self.k_controller is not None and not liars:
+    async def hold(self: FirstStage, brought: object) -> Any:
+        if not liars:
             liars.append(self.outer)
         if self.outer in liars:
             await asyncio.Event().wait()
-        return await honest(self)
+        return await honest(self, brought)
 
-    monkeypatch.setattr(Agreement, "reach", hold)
+    monkeypatch.setattr(FirstStage, "_load", hold)
     run = world(**TABLES | {"replicas": {"groups": 1, "stages": 2, "datacenters": 0, "compression": 4}})
     held, liar = join(run, "held", "volunteer", 1), join(run, "liar", "volunteer", 0)
     assert run.run_until(lambda: bool(liars), 60)

@@ -20,9 +20,10 @@ class Expected:
 
 
 class Incoming:
-    """The messages of one neighbour in an inner step. The next one is requested as soon as one is taken."""
+    """The messages of one neighbour in an inner step. The next one is requested as soon as one is taken. Where there is
+    no neighbour on that side (`link` is None), nothing ever has to be waited for."""
 
-    def __init__(self, link: Link, expected: Iterable[Expected]) -> None:
+    def __init__(self, link: Link | None, expected: Iterable[Expected] = ()) -> None:
         self.link = link
         self.expected = deque(expected)
         self.arrival_times: list[float] = []
@@ -33,8 +34,8 @@ class Incoming:
 
     @property
     def ready(self) -> bool:
-        """Whether the next is, or the news that none will be."""
-        return self.task is not None and self.task.done()
+        """Whether the next is here, or the news that none will be."""
+        return self.link is None or (self.task is not None and self.task.done())
 
     @property
     def failed(self) -> bool:
@@ -48,13 +49,14 @@ class Incoming:
             self._ask()
 
     def take(self) -> Any:
-        """The next, which is here.
+        """The next, which is here; None where there is no neighbour.
 
         Raises:
             LostMemberError: the neighbour is gone.
             BreachError: it broke the protocol.
         """
-        assert self.task is not None
+        if self.task is None:
+            return None
         payload = self.task.result()
         self._ask()
         return payload
@@ -74,21 +76,19 @@ class Incoming:
             self.task.exception()  # nobody asked for it
 
     def _ask(self) -> None:
-        self.task = self.tasks.spawn(self._next(self.expected.popleft())) if self.expected else None
+        self.task = None
+        if self.link is not None and self.expected:
+            self.task = self.tasks.spawn(self._receive(self.link, self.expected.popleft()))
 
-    async def _next(self, payload: Expected) -> Any:
-        messages = [await self.link.receive() for _ in range(payload.messages)]
+    async def _receive(self, link: Link, payload: Expected) -> Any:
+        messages = [await link.receive() for _ in range(payload.messages)]
         self.arrival_times.append(asyncio.get_running_loop().time())
-        with self.link.blamed():
+        with link.blamed():
             return await asyncio.to_thread(payload.read, messages)
 
 
-async def wait_for_any(*neighbours: Incoming | None) -> None:
+async def wait_for_any(*neighbours: Incoming) -> None:
     """Wait until one of these neighbours has sent something that had not arrived."""
-    coming = [
-        neighbour.task
-        for neighbour in neighbours
-        if neighbour is not None and neighbour.task is not None and not neighbour.ready
-    ]
+    coming = [neighbour.task for neighbour in neighbours if neighbour.task is not None and not neighbour.ready]
     if coming:
         await asyncio.wait(coming, return_when=asyncio.FIRST_COMPLETED)

@@ -9,7 +9,7 @@ next step are on their way before this one is taken.
 
 import asyncio
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median
@@ -27,7 +27,6 @@ from peer.model.number_format import from_bytes, to_bytes
 from peer.network.group import Link
 from peer.optim.inner import clip_factor, place_in_run, stage_clip_factor
 from peer.swarm.group.incoming import Expected, Incoming, wait_for_any
-from peer.swarm.group.spot_checks import Received
 from peer.torch_thread import TorchThread
 from protocol.clock import monotonic
 from protocol.codec.frames import (
@@ -65,19 +64,28 @@ class Source(Protocol):
         `inner.overlap`, when its last microbatch has gone forward."""
 
 
+class PassObserver(Protocol):
+    """An observer of the payloads that come to a stage, on the torch thread."""
+
+    def forward(self, number: int, tokens: TokenIds, activations: Tensor | None) -> None:
+        """Note what came forward of microbatch `number` of the round; None: nothing comes to the first stage."""
+
+    def backward(self, number: int, gradients: Tensor | None) -> None:
+        """Note what came back; None: nothing comes to the last stage."""
+
+
+class Unobserved:
+    """An observer that notes nothing."""
+
+    def forward(self, number: int, tokens: TokenIds, activations: Tensor | None) -> None: ...
+    def backward(self, number: int, gradients: Tensor | None) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
-class StepTaken:
-    """The outcome of an inner step. `sums` are of this stage and of those behind it. It took `seconds` from this
-    stage's first pass until all of its gradients were in. `last`: the round's inner loop ends with it."""
-
-    sums: SumsFrame
-    seconds: float
-    last: bool
-
-
-@dataclass(slots=True)
-class PipelineStage:
-    """A stage and its neighbours. `upstream` is None at the first stage, `downstream` at the last."""
+class Pipeline:
+    """A stage between its neighbours, in the inner loop of one round. `upstream` is None at the first stage,
+    `downstream` at the last. `room` is the number of microbatches that fit into memory; `goal` that of the inner steps
+    that the replica means to take, for the learning rate (0: H)."""
 
     trainer: StageTrainer
     torch_thread: TorchThread
@@ -86,76 +94,31 @@ class PipelineStage:
     downstream: Link | None
     embedding_digest: str = "00" * 32
     room: int = sys.maxsize
-    """Microbatches that fit into memory."""
-    depth: int = 0
-    """Microbatches in flight at most, by what a step has measured; 0 before the first: as many as 1F1B has."""
-    speed: float = 0.0
-    """Tokens a second that this stage's own passes of the last step made; 0 before the first."""
-    norms: tuple[float, ...] = ()
-    """The sums Σ g² of this stage and of those behind it in the last step of the round, where stages clip by each
-    other's norms."""
-    waiting: Link | None = None
-    """The link on which something is due now, while this stage has nothing to compute."""
-    waited_before: float = 0.0
-    waited_behind: float = 0.0
-    """Seconds of the step for which this stage had nothing to do and waited for the stage before it, and for the one
-    behind it."""
     goal: int = 0
-    """The inner steps that its replica means to take in this round, for the learning rate; 0: H."""
-    begun: int = 0
-    """Microbatches of the step that comes that have gone forward already."""
-    batch: Batch | None = None
-    """The next step's batch, if the first stage has already read it."""
-    received: Received | None = None
-    """Keeps some of what comes, for spot checks."""
-    seconds: dict[int, float] = field(default_factory=dict)
-    """The seconds that the passes of each microbatch have taken, by its number in the round, until the step is
-    taken."""
+    observer: PassObserver = field(default_factory=Unobserved)
 
-    async def run(self, round: int, step: int, source: Source | None) -> StepTaken:
-        """Take inner step `step` (from 0) of `round` (from 1). `source` is the first stage's.
-
-        Raises:
-            LostMemberError: a neighbour is gone; the weights are those before this step, once `abandon` has been
-                called.
-            BreachError: one of them broke the protocol.
-        """
-        self.norms = self.norms if step else ()
-        self.waited_before = self.waited_behind = 0.0
-        current = StepInHand(self, round, step, source)
-        try:
-            outcome = await current.take()
-        finally:
-            current.stop()
-        self.begun, self.batch = current.schedule.forwards - current.schedule.microbatches, current.next_batch
-        passes, manifest = outcome.sums.passes[0], self.trainer.manifest
-        self.norms = outcome.sums.squared_norms if manifest.inner.clips_by_others else ()
-        self.speed = self.rules.sequences * manifest.model.context / passes
-        if current.behind is not None and current.sent is not None:
-            trip = current.behind.arrival_times[0] - current.sent
-            self.depth = depth_for(trip, passes, self.trainer.index, manifest.replicas.stages, self.room)
-        return outcome
+    @property
+    def links(self) -> list[Link]:
+        """The links to the neighbours."""
+        return [link for link in (self.upstream, self.downstream) if link is not None]
 
     async def abandon(self, reason: str) -> None:
-        """Hang up, and forget the inner step in flight."""
-        for link in (self.upstream, self.downstream):
-            if link is not None:
-                link.abort(reason)
+        """Hang up, and forget the inner step in flight: weights and moments are those before it."""
+        for link in self.links:
+            link.abort(reason)
         await self.torch_thread.run(self.trainer.abandon)
 
-    def compute_forward(self, number: int, tokens: TokenIds, activations: bytes | None) -> bytes | float:
-        """On the torch thread: bytes in, bytes out; the loss at the last stage."""
+    def forward(self, number: int, tokens: TokenIds, activations: bytes | None) -> bytes | float:
+        """Run a microbatch forward on the torch thread: bytes in, bytes out; the loss at the last stage."""
         payload = self._payload(activations, self.rules.activations)
-        if self.received is not None:
-            self.received.forward(number, tokens, payload)
+        self.observer.forward(number, tokens, payload)
         out = self.trainer.forward(number, torch.from_numpy(tokens), payload)
         return out.item() if self.trainer.last else to_bytes(out)
 
-    def compute_backward(self, number: int, gradients: bytes | None) -> bytes | None:
-        """On the torch thread: bytes in, bytes out; None at the first stage."""
+    def backward(self, number: int, gradients: bytes | None) -> bytes | None:
+        """Run a microbatch backward on the torch thread: bytes in, bytes out; None at the first stage."""
         payload = self._payload(gradients, self.rules.gradients)
-        if self.received is not None:
-            self.received.backward(number, payload)
+        self.observer.backward(number, payload)
         out = self.trainer.backward(number, payload)
         return None if out is None else to_bytes(out)
 
@@ -163,75 +126,139 @@ class PipelineStage:
         return None if data is None else from_bytes(data, payload, self.trainer.device)
 
 
-class StepInHand:
-    """An inner step of a stage while it lasts."""
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """What an inner step leaves to the next one of its round.
 
-    def __init__(self, pipeline: PipelineStage, round: int, step: int, source: Source | None) -> None:
+    `depth`: microbatches in flight at most, as the step has measured; 0: as many as 1F1B has. `norms`: the sums Σ g² of
+    this stage and of those behind it, where stages clip by each other's norms. `begun`: microbatches of the next step
+    that have gone forward already, with the `seconds` of these passes by number; `batch`: the next step's batch, if the
+    first stage has already read it.
+    """
+
+    depth: int = 0
+    norms: tuple[float, ...] = ()
+    begun: int = 0
+    batch: Batch | None = None
+    seconds: Mapping[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StepTaken:
+    """The outcome of an inner step. `sums` are of this stage and of those behind it. It took `seconds` from this
+    stage's first pass until all of its gradients were in. `last`: the round's inner loop ends with it. `speed`: tokens
+    a second that this stage's own passes made. `waited_before` and `waited_behind`: seconds for which this stage had
+    nothing to do and waited for the stage before it, and for the one behind it."""
+
+    sums: SumsFrame
+    seconds: float
+    last: bool
+    speed: float
+    waited_before: float
+    waited_behind: float
+    carried: Carried
+
+
+class InnerStep:
+    """Inner step `step` (from 0) of `round` (from 1) at one stage, while it lasts. `source` is the first stage's;
+    `carried` is what the step before has left."""
+
+    def __init__(self, pipeline: Pipeline, carried: Carried, round: int, step: int, source: Source | None) -> None:
         manifest, stage = pipeline.trainer.manifest, pipeline.trainer.index
-        self.pipeline, self.manifest = pipeline, manifest
+        self.pipeline, self.manifest, self.carried = pipeline, manifest, carried
         self.round, self.step, self.source = round, step, source
         self.late = manifest.late(stage)
         """Microbatches of the next step that go forward in this one."""
         self.schedule, n = self._schedule(), manifest.inner.microbatches
-        self.before: Incoming | None = None
-        if pipeline.upstream is not None:
-            end = Expected(1, lambda messages: unpack_end(messages[0], round, step, manifest.replicas.stages))
-            self.before = Incoming(pipeline.upstream, [*map(self._expected_forward, range(pipeline.begun, n)), end])
-        self.behind: Incoming | None = None
-        if pipeline.downstream is not None:
-            behind = manifest.replicas.stages - 1 - stage
-            sums = Expected(1, lambda messages: unpack_sums(messages[0], round, step, behind))
-            self.behind = Incoming(pipeline.downstream, [*map(self._expected_backward, range(n)), sums])
+        end = Expected(1, lambda messages: unpack_end(messages[0], round, step, manifest.replicas.stages))
+        self.before = Incoming(pipeline.upstream, [*map(self._expected_forward, range(carried.begun, n)), end])
+        behind = manifest.replicas.stages - 1 - stage
+        sums = Expected(1, lambda messages: unpack_sums(messages[0], round, step, behind))
+        self.behind = Incoming(pipeline.downstream, [*map(self._expected_backward, range(n)), sums])
         self.losses: list[float] = []
-        self.next_batch: Batch | None = None
+        self.seconds = dict(carried.seconds)
+        """The seconds that the passes of each microbatch have taken, by its number in the round."""
+        self.batches = {} if carried.batch is None else {step: carried.batch}
+        """What the first stage has read, by step."""
+        self.waiting: Link | None = None
+        """The link on which something is due now, while this stage has nothing to compute."""
+        self.waited = {pipeline.upstream: 0.0, pipeline.downstream: 0.0}
+        """The seconds for which this stage has waited for each of its neighbours."""
         self.sent: float | None = None
         """The time at which the first microbatch was sent on, by the loop's clock; None if another was on its way
         before it."""
 
     async def take(self) -> StepTaken:
-        """All microbatches forward and back, and the optimizer's step."""
-        pipeline, inner = self.pipeline, self.manifest.inner
-        sums: SumsFrame | None = None
-        end: EndFrame | None = None
-        if self.source is not None and pipeline.batch is None:
-            pipeline.batch = await self.source.batch(0)
-        started, seconds = monotonic(), 0.0
-        while sums is None or not self.schedule.done:
-            if sums is None and self.schedule.summed:
-                seconds, sums = monotonic() - started, await self._sum_up()
-            elif self.schedule.asks and (self.source is not None or self._is_ready(self.before)):
-                end = await self._end(1.0)
-                await self._go_on(end)
-            else:
-                await self._pass_next()
-        if end is None:
-            end = await self._end(1.0 if inner.overlap else clip_factor(sums.squared_norms, inner.clip))
-        factor = end.clip_factor
-        if inner.overlap:
-            stage, stages = pipeline.trainer.index, self.manifest.replicas.stages
-            factor = stage_clip_factor(stage, sums.squared_norms[0], end.before, stages, inner.clip)
-        run_position = place_in_run(self.manifest, self.round, self.step, pipeline.goal or inner.steps)
-        await pipeline.torch_thread.run(pipeline.trainer.update, factor, run_position)
-        return StepTaken(sums, seconds, end.last)
+        """Run all microbatches forward and back, and take the optimizer's step.
 
-    def stop(self) -> None:
-        """Read nothing more."""
-        for incoming in (self.before, self.behind):
-            if incoming is not None:
-                incoming.stop()
+        Raises:
+            LostMemberError: a neighbour is gone; the weights are those before this step, once the pipeline has been
+                abandoned.
+            BreachError: one of them broke the protocol.
+        """
+        try:
+            sums, seconds, end = await self._run_passes()
+            await self._update(sums, end)
+        finally:
+            self.before.stop()
+            self.behind.stop()
+        pipeline, passes = self.pipeline, sums.passes[0]
+        speed = pipeline.rules.sequences * self.manifest.model.context / passes
+        waited = self.waited[pipeline.upstream], self.waited[pipeline.downstream]
+        return StepTaken(sums, seconds, end.last, speed, *waited, self._carry_over(sums, passes))
 
     def number(self, microbatch: int) -> int:
         """Return the number of a microbatch in the round. Those of the next step follow those of this one."""
         return self.step * self.schedule.microbatches + microbatch
 
+    async def _run_passes(self) -> tuple[SumsFrame, float, EndFrame]:
+        """Run all passes of the step. Returns the sums of this stage and those behind it, the seconds until the
+        gradients were in, and the first stage's word on how the step ends."""
+        inner = self.manifest.inner
+        sums: SumsFrame | None = None
+        end: EndFrame | None = None
+        if self.source is not None and self.step not in self.batches:
+            self.batches[self.step] = await self.source.batch(0)
+        started, seconds = monotonic(), 0.0
+        while sums is None or not self.schedule.done:
+            if sums is None and self.schedule.summed:
+                seconds, sums = monotonic() - started, await self._sum_up()
+            elif self.schedule.asks and self.before.ready:
+                end = await self._end(1.0)
+                await self._begin_next(end)
+            else:
+                await self._pass_next()
+        if end is None:
+            end = await self._end(1.0 if inner.overlap else clip_factor(sums.squared_norms, inner.clip))
+        return sums, seconds, end
+
+    async def _update(self, sums: SumsFrame, end: EndFrame) -> None:
+        """Take the optimizer's step."""
+        pipeline, inner, factor = self.pipeline, self.manifest.inner, end.clip_factor
+        if inner.overlap:
+            stage, stages = pipeline.trainer.index, self.manifest.replicas.stages
+            factor = stage_clip_factor(stage, sums.squared_norms[0], end.before, stages, inner.clip)
+        run_position = place_in_run(self.manifest, self.round, self.step, pipeline.goal or inner.steps)
+        await pipeline.torch_thread.run(pipeline.trainer.update, factor, run_position)
+
+    def _carry_over(self, sums: SumsFrame, passes: float) -> Carried:
+        """Return what this step leaves to the next. `passes`: the seconds of a microbatch's passes."""
+        pipeline, stages, depth = self.pipeline, self.manifest.replicas.stages, self.carried.depth
+        if pipeline.downstream is not None and self.sent is not None:
+            trip = self.behind.arrival_times[0] - self.sent
+            depth = depth_for(trip, passes, pipeline.trainer.index, stages, pipeline.room)
+        norms = sums.squared_norms if self.manifest.inner.clips_by_others else ()
+        begun = self.schedule.forwards - self.schedule.microbatches
+        return Carried(depth, norms, begun, self.batches.get(self.step + 1), self.seconds)
+
     # What the stages tell each other
 
     async def _sum_up(self) -> SumsFrame:
-        """The gradients are in: tell the stage before, once the stages behind have told of theirs."""
+        """Send the sums of this stage and of those behind it to the stage before: the gradients are in."""
         pipeline, numbers = self.pipeline, map(self.number, range(self.schedule.microbatches))
-        passes = max(median([pipeline.seconds.pop(number) for number in numbers]), SHORTEST_SECONDS)
+        passes = max(median([self.seconds.pop(number) for number in numbers]), SHORTEST_SECONDS)
         squared_norm = await pipeline.torch_thread.run(pipeline.trainer.squared_norm)
-        if self.behind is None:
+        if pipeline.downstream is None:
             sums = SumsFrame((squared_norm,), (passes,), sum(self.losses) / len(self.losses))
         else:
             behind: SumsFrame = await self._next_of(self.behind)
@@ -241,27 +268,25 @@ class StepInHand:
         return sums
 
     async def _end(self, factor: float) -> EndFrame:
-        """Whether the round goes on: by the first stage's word, which is passed on. `factor` is the clip factor, where
-        this is the first stage."""
-        if self.before is None:
-            assert self.source is not None
-            end = EndFrame(factor, self.source.ends(), self.pipeline.norms)
+        """Return the first stage's word on whether the round goes on, and pass it on. The clip `factor` is the first
+        stage's."""
+        if self.source is not None:
+            end = EndFrame(factor, self.source.ends(), self.carried.norms if self.step else ())
         else:
             end = await self._next_of(self.before)
         if self.pipeline.downstream is not None:
             self.pipeline.downstream.send(pack_end(self.round, self.step, end))
         return end
 
-    async def _go_on(self, end: EndFrame) -> None:
+    async def _begin_next(self, end: EndFrame) -> None:
         """Begin the first microbatches of the next step, if there is one."""
         self.schedule.more = 0 if end.last else self.late
         if end.last:
             return
         if self.source is not None:
-            self.next_batch = await self.source.batch(1)
-        if self.before is not None:
-            n = self.schedule.microbatches
-            self.before.expect(map(self._expected_forward, range(n, n + self.late)))
+            self.batches[self.step + 1] = await self.source.batch(1)
+        n = self.schedule.microbatches
+        self.before.expect(map(self._expected_forward, range(n, n + self.late)))
 
     async def _next_of(self, incoming: Incoming) -> Any:
         """Wait for a neighbour's next payload, and return it."""
@@ -270,31 +295,27 @@ class StepInHand:
 
     @contextmanager
     def _waiting_for(self, link: Link | None) -> Iterator[None]:
-        """Name `link` in `PipelineStage.waiting` while the block runs, and add its seconds to `waited_before`, if it is
-        the link upstream, or to `waited_behind`."""
-        pipeline, started = self.pipeline, monotonic()
-        pipeline.waiting = link
+        """Name `link` in `waiting` while the block runs, and add its seconds to those that it was waited for."""
+        started = monotonic()
+        self.waiting = link
         try:
             yield
         finally:
-            pipeline.waiting = None
-            if link is pipeline.upstream:
-                pipeline.waited_before += monotonic() - started
-            else:
-                pipeline.waited_behind += monotonic() - started
+            self.waiting = None
+            self.waited[link] += monotonic() - started
 
     # Passes
 
     async def _pass_next(self) -> None:
         """The next pass; or wait until a neighbour has sent something, if there is none to be done."""
-        match self.schedule.next(self._is_ready(self.before), self._is_ready(self.behind)):
+        match self.schedule.next(self.before.ready, self.behind.ready):
             case Forward(microbatch):
                 await self._forward(microbatch)
             case Backward(microbatch):
                 await self._backward(microbatch)
             case None:
                 for incoming in (self.before, self.behind):
-                    if incoming is not None and incoming.failed:
+                    if incoming.failed:
                         incoming.take()  # the step cannot end: whoever waits for this stage is to learn it
                 upstream = isinstance(self.schedule.due, Forward)
                 with self._waiting_for(self.pipeline.upstream if upstream else self.pipeline.downstream):
@@ -303,55 +324,47 @@ class StepInHand:
     async def _forward(self, microbatch: int) -> None:
         """One forward pass, whose outcome is sent on; at the last stage it is the loss."""
         pipeline, position = self.pipeline, self._position(microbatch)
-        if self.before is None:
-            batch = pipeline.batch if position.step == self.step else self.next_batch
-            assert batch is not None
-            start = position.microbatch * pipeline.rules.sequences
-            tokens, activations = batch[start : start + pipeline.rules.sequences], None
-        else:
-            frame: ForwardFrame = self.before.take()
-            tokens, activations = frame.tokens, frame.activations
+        frame: ForwardFrame | None = self.before.take()
+        tokens, activations = (self._text(position), None) if frame is None else (frame.tokens, frame.activations)
         with self._timed(microbatch):
-            out = await pipeline.torch_thread.run(
-                pipeline.compute_forward, self.number(microbatch), tokens, activations
-            )
+            out = await pipeline.torch_thread.run(pipeline.forward, self.number(microbatch), tokens, activations)
         if isinstance(out, float):
             self.losses.append(out)
         elif pipeline.downstream is not None:
             require_in_range(out, pipeline.rules.activations, pipeline.upstream)
-            send(
-                pipeline.downstream,
-                ForwardFrame(position, out, tokens, pipeline.embedding_digest),
-                pipeline.rules,
-            )
+            send(pipeline.downstream, ForwardFrame(position, out, tokens, pipeline.embedding_digest), pipeline.rules)
             if microbatch == 0:
                 self.sent = asyncio.get_running_loop().time()
 
     async def _backward(self, microbatch: int) -> None:
         """One backward pass, whose outcome is sent back."""
         pipeline = self.pipeline
-        frame: BackwardFrame | None = self.behind.take() if self.behind is not None else None
+        frame: BackwardFrame | None = self.behind.take()
         gradients = None if frame is None else frame.gradients
         with self._timed(microbatch):
-            out = await pipeline.torch_thread.run(pipeline.compute_backward, self.number(microbatch), gradients)
+            out = await pipeline.torch_thread.run(pipeline.backward, self.number(microbatch), gradients)
         if pipeline.upstream is not None and out is not None:
             require_in_range(out, pipeline.rules.gradients, pipeline.downstream or pipeline.upstream)
             send(pipeline.upstream, BackwardFrame(self._position(microbatch), out), pipeline.rules)
+
+    def _text(self, position: FramePosition) -> TokenIds:
+        """Return the token ids of a microbatch at the first stage."""
+        start, sequences = position.microbatch * self.pipeline.rules.sequences, self.pipeline.rules.sequences
+        return self.batches[position.step][start : start + sequences]
 
     @contextmanager
     def _timed(self, microbatch: int) -> Iterator[None]:
         begun, number = monotonic(), self.number(microbatch)
         yield
-        self.pipeline.seconds[number] = self.pipeline.seconds.get(number, 0.0) + monotonic() - begun
+        self.seconds[number] = self.seconds.get(number, 0.0) + monotonic() - begun
 
     # What is expected
 
     def _schedule(self) -> Schedule:
-        pipeline, stages = self.pipeline, self.manifest.replicas.stages
-        depth = max(pipeline.depth or least_depth(pipeline.trainer.index, stages), self.late + 1)
-        more = None if self.late else 0
-        n = self.manifest.inner.microbatches
-        return Schedule(pipeline.trainer.index, stages, n, depth, pipeline.begun, more)
+        stage, stages, carried = self.pipeline.trainer.index, self.manifest.replicas.stages, self.carried
+        depth = max(carried.depth or least_depth(stage, stages), self.late + 1)
+        microbatches, more = self.manifest.inner.microbatches, None if self.late else 0
+        return Schedule(stage, stages, microbatches, depth, carried.begun, more)
 
     def _position(self, microbatch: int) -> FramePosition:
         steps, number = divmod(microbatch, self.schedule.microbatches)
@@ -364,11 +377,6 @@ class StepInHand:
     def _expected_backward(self, microbatch: int) -> Expected:
         rules, position = self.pipeline.rules, self._position(microbatch)
         return Expected(rules.gradients.messages, lambda messages: unpack_backward(messages, rules, position))
-
-    @staticmethod
-    def _is_ready(incoming: Incoming | None) -> bool:
-        """Whether a pass need not wait for a neighbour."""
-        return incoming is None or incoming.ready
 
 
 def send(link: Link, frame: ForwardFrame | BackwardFrame, rules: FrameRules) -> None:

@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass, field
 
 from peer.network.gossip import Reconciler
-from peer.network.group import Link, PipelineService, call, make_link
+from peer.network.group import DoubtHandler, Link, PipelineService, call, ignore_doubt, make_link
 from peer.swarm.group.plan import backoff_seconds, preferred
 from peer.swarm.group.slowness import Backoffs
 from peer.swarm.roles import looking
@@ -51,6 +51,8 @@ class GroupSeats:
     reconciler: Reconciler
     service: PipelineService
     tasks: asyncio.TaskGroup
+    on_doubt: DoubtHandler = ignore_doubt
+    """Is given the doubts that neighbours send or pass on."""
     open: bool = False
     """Whether this peer takes calls: it has caught up with the run."""
     called: Link | None = None
@@ -76,7 +78,7 @@ class GroupSeats:
 
     def __post_init__(self) -> None:
         if self._me.stage:
-            self.service.welcome = self._welcome
+            self.service.answer_calls(self._welcome)
 
     @property
     def _me(self) -> PeerRecord:
@@ -126,6 +128,16 @@ class GroupSeats:
         if (lost := self.lost) is not None:
             raise LostMemberError(f"{lost.with_whom} is gone")
 
+    def require_upstream(self) -> Link:
+        """Return the link to the stage before this one.
+
+        Raises:
+            LostMemberError: there is none.
+        """
+        if self.upstream is None:
+            raise LostMemberError("this stage has none before it")
+        return self.upstream
+
     # The stage before
 
     def _welcome(self, neighbour: PeerId, replica: ReplicaId) -> Link:
@@ -165,6 +177,14 @@ class GroupSeats:
         others = looking(self.reconciler.discovery.peers(), 0)
         return any(peer.peer_id != first and not self.replaced.holds(peer.peer_id, now) for peer in others)
 
+    def open_for_calls(self) -> None:
+        """Take calls from now on: this peer has caught up with the run."""
+        self.open = True
+
+    def lead(self) -> None:
+        """Form a group, as its first stage."""
+        self.replica = ReplicaId(self._me.peer_id)
+
     def sit_down(self) -> None:
         """Take the seat behind the stage that has called."""
         self.upstream, self.called, self.replica = self.called, None, self.calls_for
@@ -182,7 +202,8 @@ class GroupSeats:
         """Call peers until every stage behind this one is seated."""
         attempt = 0
         while not self.whole:
-            if self.downstream is None:
+            downstream = self.downstream
+            if downstream is None:
                 candidate = await self._candidate(attempt)
                 if candidate is None or not await self._call(candidate):
                     if attempt:  # else another is called at once: who sat here before may be the one that was lost
@@ -190,11 +211,11 @@ class GroupSeats:
                     attempt += 1
                 continue
             try:
-                await self._receive_seats(FILL_SECONDS * (self._to_fill - 1))
+                await self._receive_seats(downstream, FILL_SECONDS * (self._to_fill - 1))
                 if not self.whole:
                     await asyncio.sleep(SEATING_INTERVAL_SECONDS)
             except TimeoutError:
-                if await self._candidate(0, self.downstream.peer) is not None:
+                if await self._candidate(0, downstream.peer) is not None:
                     self._let_go(LostMemberError("it has found nobody for the stage behind it"))
                     attempt += 1
             except HetpeerError as error:
@@ -220,29 +241,28 @@ class GroupSeats:
 
     async def _call(self, peer: PeerRecord) -> bool:
         """Have a volunteer take the seat behind this one. Returns whether it does."""
-        self.downstream = self._link_to(peer.peer_id, peer.stage)
-        self.tasks.create_task(call(peer, self.reconciler.contacts, self.replica, self.downstream))
+        self.downstream = downstream = self._link_to(peer.peer_id, peer.stage)
+        self.tasks.create_task(call(peer, self.reconciler.contacts, self.replica, downstream))
         try:
-            await self._receive_seats(SEAT_SECONDS)
+            await self._receive_seats(downstream, SEAT_SECONDS)
         except TimeoutError:
             self._let_go(LostMemberError("it has not taken its seat"))
         except HetpeerError as error:
             self._let_go(error)
         return self.downstream is not None
 
-    async def _receive_seats(self, seconds: float) -> None:
+    async def _receive_seats(self, downstream: Link, seconds: float) -> None:
         """Receive who is seated behind this stage now.
 
         Raises:
             LostMemberError, BreachError: the one behind it is gone, or says what cannot be.
             TimeoutError: it says nothing new in that time.
         """
-        assert self.downstream is not None
         async with asyncio.timeout(seconds):
-            frame = await self.downstream.receive()
-        with self.downstream.blamed():
-            self.behind = unpack_seats(frame, self.downstream.peer, self._to_fill)
-        self.usual, self.wished = self.downstream.peer, None
+            frame = await downstream.receive()
+        with downstream.blamed():
+            self.behind = unpack_seats(frame, downstream.peer, self._to_fill)
+        self.usual, self.wished = downstream.peer, None
         self._send_seats()
 
     def _let_go(self, error: HetpeerError) -> None:
@@ -273,10 +293,8 @@ class GroupSeats:
     # Both
 
     def _link_to(self, peer: PeerId, stage: int) -> Link:
-        contacts = self.reconciler.contacts
-        made = make_link(contacts.manifest, peer, f"stage {stage} of this group ({peer[-8:]})", contacts.bandwidth)
-        made.on_message = lambda said: self._news.ring() if isinstance(said, HetpeerError) else None
-        return made
+        contacts, with_whom = self.reconciler.contacts, f"stage {stage} of this group ({peer[-8:]})"
+        return make_link(contacts.manifest, peer, with_whom, contacts.bandwidth, self.on_doubt, self._news.ring)
 
     def hang_up(self, reason: str) -> None:
         """End both links at once: whoever waits for this peer learns that the group is broken."""

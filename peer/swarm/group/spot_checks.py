@@ -9,10 +9,9 @@ neighbours were told, so each sees by itself whether a neighbour made what is fa
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +20,7 @@ from torch import Tensor
 from peer.compute.recomputation import places_in
 from peer.model.number_format import number_format
 from peer.network.duplex import BreachError
-from peer.network.group import Link, is_doubt
+from peer.network.group import Link
 from peer.network.spot_check_service import ask
 from peer.swarm.group.likenesses import (
     PayloadKind,
@@ -77,9 +76,13 @@ class Received:
     seed: int = field(default_factory=lambda: random.getrandbits(64))
     """The seed of the sampled positions: nobody may know it before this stage asks."""
     group_digest: str = ""
-    """Over the outer state from which the group began the round."""
+    """The digest over the outer state from which the group began the round."""
     at: Tensor | None = None
     """The places, on the stage's device: the same in all payloads of an inner loop."""
+
+    def begin(self, group_digest: str) -> None:
+        """Note the digest over the outer state from which the group begins the round."""
+        self.group_digest = group_digest
 
     def forward(self, number: int, tokens: npt.NDArray[np.int64], activations: Tensor | None) -> None:
         """Keep some of what came forward of microbatch `number` of the round; `activations` are None at the first
@@ -134,10 +137,8 @@ class SpotChecking:
     """The steps of the round after which a microbatch is checked: not all groups' at the same time."""
 
     def __post_init__(self) -> None:
-        """Hear of others' doubts from now on."""
+        """Draw when to check."""
         self.check_after = random.randint(1, max(1, int(CHECK_WITHIN * self.outer.manifest.inner.steps)))
-        for link in self._links:
-            link.aside = partial(self._on_doubt, link)
 
     @property
     def _links(self) -> list[Link]:
@@ -236,28 +237,55 @@ class SpotChecking:
 
     # Doubts
 
-    def _send_doubt(self, number: int, source: Link | None = None) -> None:
+    def _send_doubt(self, number: int, source: PeerId | None = None) -> None:
         """Ask the others of the group to check a microbatch, too."""
         self.doubted.add(number)
         for link in self._links:
-            if link is not source:
+            if link.peer != source:
                 link.send(pack_doubt(FramePosition(self.round, 0, number)))
 
-    def _on_doubt(self, link: Link, message: pb.Frame) -> bool:
-        """Take a doubt that a neighbour tells or passes on: one of each stage behind the link, as each checks one
-        microbatch. Returns whether the message is one."""
-        if not is_doubt(message):
-            return False
-        position, number = message.doubt, message.doubt.microbatch
-        is_known = position.round != self.round or position.step > 0 or number in self.doubted
-        stage, manifest = self.received.stage, self.outer.manifest
-        most = stage if link is self.upstream else manifest.replicas.stages - 1 - stage
+    def receive_doubt(self, neighbour: PeerId, doubt: pb.Place) -> None:
+        """Take a doubt that a neighbour sends or passes on: one of each stage behind the link, as each checks one
+        microbatch."""
+        number, manifest, stage = doubt.microbatch, self.outer.manifest, self.received.stage
+        is_known = doubt.round != self.round or doubt.step > 0 or number in self.doubted
+        is_upstream = self.upstream is not None and neighbour == self.upstream.peer
+        most = stage if is_upstream else manifest.replicas.stages - 1 - stage
         if (
             not (self.over or is_known)
             and number < manifest.inner.microbatches
-            and self.doubts_received[link.peer] < most
+            and self.doubts_received[neighbour] < most
         ):
-            self.doubts_received[link.peer] += 1
-            self._send_doubt(number, source=link)
+            self.doubts_received[neighbour] += 1
+            self._send_doubt(number, source=neighbour)
             self.tasks.create_task(self._check_until_answered(number, is_doubted=True))
-        return True
+
+
+class SpotChecks:
+    """The spot checks of one stage in one inner loop after another."""
+
+    def __init__(self, outer: OuterLoop, tasks: asyncio.TaskGroup) -> None:
+        self.outer = outer
+        self.tasks = tasks
+        self._current: SpotChecking | None = None
+
+    @contextmanager
+    def checking(
+        self,
+        received: Received,
+        round: int,
+        upstream: Link | None,
+        downstream: Link | None,
+        end_group: Callable[[BreachError | LostMemberError], None],
+    ) -> Iterator[SpotChecking]:
+        """Check at random what the neighbours send in the inner loop of this block."""
+        self._current = checks = SpotChecking(self.outer, received, round, upstream, downstream, end_group, self.tasks)
+        try:
+            yield checks
+        finally:
+            checks.end()
+
+    def receive_doubt(self, neighbour: PeerId, doubt: pb.Place) -> None:
+        """Take a neighbour's doubt, while an inner loop lasts."""
+        if self._current is not None:
+            self._current.receive_doubt(neighbour, doubt)

@@ -13,13 +13,14 @@ from peer.network.group import Attempt, Link
 from peer.network.receipt_exchange import ReceiptCollector
 from peer.swarm import waits
 from peer.swarm.group.handover import Handover
-from peer.swarm.group.inner_step import PipelineStage, Source, StepTaken
+from peer.swarm.group.inner_step import Carried, InnerStep, Pipeline, Source, StepTaken
 from peer.swarm.group.slowness import TOLERANCE, StepKind, StepTimes
 from peer.swarm.group.spot_checks import Received
 from peer.swarm.group.stragglers import StepPace
 from peer.swarm.rounds.catch_up import agree
 from peer.swarm.rounds.outer_round import OuterLoop
 from peer.swarm.rounds.round_end import finish_round, wait_for_round
+from peer.swarm.rounds.round_view import why_end_steps
 from peer.swarm.text_reader import Reader
 from peer.telemetry.decisions import EndedEarly, Waiting
 from peer.telemetry.events import RoundDone, StepDone
@@ -40,6 +41,21 @@ LONG_STEP_SECONDS = 10.0
 
 class LeavingError(LostMemberError):
     """This peer is asked to go, or the run is over, in the middle of a round."""
+
+
+Overdue = Callable[[float, Link], None]
+"""A function that is given, again and again, for how long the inner step in flight has lasted, and the link to the
+neighbour that it waits for."""
+
+
+@dataclass(frozen=True, slots=True)
+class InnerLoop:
+    """The inner loop of a stage in one round: its place between the neighbours, the samples of what they send, and the
+    attempt of its group."""
+
+    pipeline: Pipeline
+    received: Received
+    attempt: Attempt
 
 
 @dataclass(slots=True)
@@ -68,18 +84,15 @@ class StageRound:
     """d / k of the frames of this round."""
     digests: dict[str, str] = field(default_factory=dict)
     """The digests of the outer state that the stage was loaded from, by part."""
-    pipeline: PipelineStage | None = None
-    attempt: Attempt | None = None
-    """The attempt of the group that it is in."""
+    inner_loop: InnerLoop | None = None
+    """The inner loop that is open; None: this stage is in none."""
+    carried: Carried = field(default_factory=Carried)
+    """What the last inner step has left to the next."""
+    speed: float = 0.0
+    """Tokens a second that this stage's own passes made in the last step; 0: none since the loop began."""
     bytes_sent: int = 0
     """Over all links, until the last inner loop ended."""
-    depth: int = 0
-    """Microbatches in flight that the last links needed."""
     pace: StepPace = field(default_factory=StepPace)
-    times: StepTimes | None = None
-    """The times of the last inner step."""
-    overdue: Callable[[float], None] = lambda seconds: None
-    """Is told, again and again, for how long the step in flight has lasted."""
     started: float = field(default_factory=monotonic)
 
     async def load(self, round: int, steps: int, compression: int, goal: int | None = None) -> None:
@@ -98,13 +111,18 @@ class StageRound:
             self.started = monotonic()
         self.steps, self.goal = max(self.steps, steps), goal or self.goal
 
+    def forget(self) -> None:
+        """Load the round anew, when the group begins it again."""
+        self.round = 0
+
     @property
     def embedding_digest(self) -> str:
         """The digest of the token embedding that all stages must hold; empty if they need none."""
         return self.digests.get(EMBEDDING, "") if self.outer.manifest.compressed else ""
 
     def group_digest(self, behind: str) -> str:
-        """Over the outer state that this stage begins the round from, and `behind`, what those behind it do."""
+        """The digest over the outer state that this stage begins the round from, and `behind`, that of the stages
+        behind it."""
         return group_digest(self.digests, self.outer.manifest, self.trainer.index, behind)
 
     async def compare_with(self, peer: PeerId) -> None:
@@ -113,75 +131,73 @@ class StageRound:
         if peer in discovery.records:
             await self.outer.reconciler.compare(discovery.records[peer])
 
-    def open_pipeline(self, attempt: Attempt, upstream: Link | None, downstream: Link | None) -> None:
+    # The inner loop
+
+    def open_loop(self, attempt: Attempt, upstream: Link | None, downstream: Link | None) -> InnerLoop:
         """Make ready for the inner steps of the round that is loaded, over the links to the neighbours."""
-        self.attempt = attempt
-        manifest, stage = self.outer.manifest, self.trainer.index
-        self.pipeline = PipelineStage(
-            self.trainer,
+        trainer, manifest = self.trainer, self.outer.manifest.at(self.compression)
+        received = Received(manifest, trainer.index)
+        pipeline = Pipeline(
+            trainer,
             self.outer.followed.torch_thread,
-            FrameRules.of(manifest.at(self.compression)),
+            FrameRules.of(manifest),
             upstream,
             downstream,
             embedding_digest=self.embedding_digest or "00" * 32,
             room=microbatches_that_fit(
-                manifest, stage, self.trainer.device, self.max_memory, self.trainer.arithmetic.recompute
+                self.outer.manifest, trainer.index, trainer.device, self.max_memory, trainer.arithmetic.recompute
             ),
-            depth=self.depth,
             goal=self.goal,
-            received=Received(manifest.at(self.compression), stage),
+            observer=received,
         )
+        self.inner_loop, self.speed, self.carried = (
+            InnerLoop(pipeline, received, attempt),
+            0.0,
+            Carried(self.carried.depth),
+        )
+        return self.inner_loop
 
-    def start(self, step: int, group_digest: str) -> None:
-        """All stages have agreed: begin at this inner step, from the outer state of this digest."""
-        assert self.pipeline is not None
-        assert self.pipeline.received is not None
-        self.steps, self.pipeline.received.group_digest = step, group_digest
+    def start(self, loop: InnerLoop, step: int, group_digest: str) -> None:
+        """Begin at this inner step, from the outer state of this digest, as all stages have agreed."""
+        loop.received.begin(group_digest)
+        self.steps = step
 
     @property
     def step_kind(self) -> StepKind:
         """The kind of the last inner step."""
         return self.compression, self.outer.manifest.inner.overlap > 0 and self.steps == 1
 
-    @property
-    def waits_for(self) -> Link | None:
-        """The link to the neighbour whose frame is due."""
-        return self.pipeline.waiting if self.pipeline is not None else None
-
-    async def step(self, source: Source | None) -> StepTaken:
-        """One inner step of this stage; `source` is stage 0's.
+    async def step(self, loop: InnerLoop, source: Source | None, overdue: Overdue) -> tuple[StepTaken, StepTimes]:
+        """Take one inner step of this stage; `source` is stage 0's.
 
         Raises:
             LostMemberError, BreachError: somebody is gone, or broke the protocol; `abandon` before anything else.
         """
-        assert self.pipeline is not None
         await self.handover.accept_handover()
         self.outer.reconciler.contacts.bandwidth.begin_steps()
-        with self._watched():
-            outcome = await self.pipeline.run(self.round, self.steps, source)
-        seconds = self.pace.seconds[-1]
-        waited = min(seconds, self.pipeline.waited_before), min(seconds, self.pipeline.waited_behind)
-        self.times = StepTimes(seconds, *waited, outcome.sums.passes)
+        inner_step = InnerStep(loop.pipeline, self.carried, self.round, self.steps, source)
+        with self._watched(inner_step, overdue):
+            outcome = await inner_step.take()
+        self.carried, self.speed, seconds = outcome.carried, outcome.speed, self.pace.seconds[-1]
+        waited = min(seconds, outcome.waited_before), min(seconds, outcome.waited_behind)
         self.outer.emit(StepDone(self.round, self.steps, outcome.sums.loss, self.outer.manifest.tokens_per_step))
-        self._note_exchange()
-        self._tell_another_speed()
+        self._note_exchange(loop)
+        self._publish_changed_speed()
         self.steps += 1
         self.own_steps += 1
         self.outer.record_arrivals()
-        return outcome
+        return outcome, StepTimes(seconds, *waited, outcome.sums.passes)
 
-    def _note_exchange(self) -> None:
-        """A step was taken: every microbatch of it has gone over both links, there and back."""
-        assert self.pipeline is not None
-        assert self.attempt is not None
-        beside = (self.pipeline.upstream, self.trainer.index - 1), (self.pipeline.downstream, self.trainer.index + 1)
-        for link, stage in beside:
+    def _note_exchange(self, loop: InnerLoop) -> None:
+        """Note for receipts that every microbatch of a step has gone over both links, there and back."""
+        index, pipeline = self.trainer.index, loop.pipeline
+        for link, stage in ((pipeline.upstream, index - 1), (pipeline.downstream, index + 1)):
             if link is not None:
-                self.receipt_collector.seen.exchange(self.round, link.peer, stage, self.attempt)
+                self.receipt_collector.seen.exchange(self.round, link.peer, stage, loop.attempt)
 
     @contextmanager
-    def _watched(self) -> Iterator[None]:
-        """A step, looked at while it lasts. Looks are counted, as no clock tells how long the machine stood still."""
+    def _watched(self, inner_step: InnerStep, overdue: Overdue) -> Iterator[None]:
+        """Look at a step while it lasts. Looks are counted, as no clock tells how long the machine stood still."""
         loop = asyncio.get_running_loop()
         began, looks = loop.time(), 0
         looking = loop.call_later(STEP_POLL_SECONDS, lambda: look())
@@ -189,9 +205,13 @@ class StageRound:
         def look() -> None:
             nonlocal looking, looks
             looking, looks = loop.call_later(STEP_POLL_SECONDS, look), looks + 1
-            if looks * STEP_POLL_SECONDS >= LONG_STEP_SECONDS:
-                self._tell_a_long_step()
-            self.overdue(looks * STEP_POLL_SECONDS)
+            link, seconds = inner_step.waiting, looks * STEP_POLL_SECONDS
+            if link is None:  # this peer itself computes
+                return
+            if seconds >= LONG_STEP_SECONDS:
+                stage = self.trainer.index + (1 if link is inner_step.pipeline.downstream else -1)
+                self.outer.emit(waits.for_a_neighbour(link.peer, stage, self.steps))
+            overdue(seconds, link)
 
         try:
             yield
@@ -199,39 +219,30 @@ class StageRound:
             looking.cancel()
         self.pace.remember(min(loop.time() - began, (looks + 1) * STEP_POLL_SECONDS))
 
-    def _tell_a_long_step(self) -> None:
-        """Say whom a step waits for, if that is not this peer itself."""
-        assert self.pipeline is not None
-        if self.pipeline.waiting is not None:
-            stage = self.trainer.index + (1 if self.pipeline.waiting is self.pipeline.downstream else -1)
-            self.outer.emit(waits.for_a_neighbour(self.pipeline.waiting.peer, stage, self.steps))
-
     async def abandon(self, reason: str) -> None:
         """Hang up on the neighbours, and roll back the inner step in flight."""
-        if self.pipeline is not None:
-            await self.pipeline.abandon(reason)
-            self.end_steps()
+        if self.inner_loop is not None:
+            await self.inner_loop.pipeline.abandon(reason)
+            self.close_loop()
         self.receipt_collector.ask_soon()
 
-    def end_steps(self) -> None:
-        """The inner loop is over: every frame has arrived, or no step would have ended."""
+    def close_loop(self) -> None:
+        """End the inner loop, if one is open: every frame has arrived, or no step would have ended."""
         self.outer.reconciler.contacts.bandwidth.end_steps()
-        if self.pipeline is not None:
-            for link in (self.pipeline.upstream, self.pipeline.downstream):
-                if link is not None:
-                    self.bytes_sent, link.bytes_sent = self.bytes_sent + link.bytes_sent, 0
-            self.depth = self.pipeline.depth
-            if self.pipeline.speed:
-                self.outer.discovery.update_record(tokens_per_second=rounded_speed(self.pipeline.speed))
-        self.pipeline = None
+        if self.inner_loop is not None:
+            self.bytes_sent += sum(link.take_bytes_sent() for link in self.inner_loop.pipeline.links)
+            if self.speed:
+                self.outer.discovery.update_record(tokens_per_second=rounded_speed(self.speed))
+        self.inner_loop = None
 
-    def _tell_another_speed(self) -> None:
-        """Let the record say soon that this stage's own passes are slower or quicker than it says: else the stage
+    def _publish_changed_speed(self) -> None:
+        """Have the record say soon that this stage's own passes are slower or quicker than it says: else the stage
         before this one could be taken for the slow one."""
-        assert self.pipeline is not None
-        speed, before = self.pipeline.speed, self.outer.discovery.record.tokens_per_second
-        if not before / (1 + TOLERANCE) <= speed <= before * (1 + TOLERANCE):
-            self.outer.discovery.update_record(tokens_per_second=rounded_speed(speed))
+        before = self.outer.discovery.record.tokens_per_second
+        if not before / (1 + TOLERANCE) <= self.speed <= before * (1 + TOLERANCE):
+            self.outer.discovery.update_record(tokens_per_second=rounded_speed(self.speed))
+
+    # Rounds
 
     async def resume_from_checkpoint(self) -> None:
         """Go on as this peer's folder has it, with the optimizer's state."""
@@ -288,10 +299,10 @@ class StageRound:
 
     async def contribute(self) -> None:
         """Contribute what there is, without waiting for anybody."""
-        self.end_steps()
+        self.close_loop()
         if self.steps:
             if self.steps < self.outer.manifest.inner.steps:
-                why = "this peer leaves" if self.outer.leaving else self.outer.late(self.round)
+                why = "this peer leaves" if self.outer.leaving else why_end_steps(self.outer, self.round)
                 why = why or "its group could not, or need not, go on in it"
                 self.outer.emit(EndedEarly(self.round, self.steps, why))
             moved = await self.outer.followed.torch_thread.run(self.trainer.moved)
@@ -342,4 +353,6 @@ class RoundText:
         more would be too late for the others, or where all others have finished."""
         outer = self.stage_round.outer
         steps = self.stage_round.steps + 1
-        return steps >= self.stage_round.goal or bool(outer.late(self.stage_round.round, steps)) or outer.leaving
+        return (
+            steps >= self.stage_round.goal or bool(why_end_steps(outer, self.stage_round.round, steps)) or outer.leaving
+        )

@@ -16,16 +16,15 @@ from peer.store.checkpoint import Checkpoint, PartCheckpoint, PartState
 from peer.store.disk import CHECKPOINTS_KEPT
 from peer.swarm import waits
 from peer.swarm.roles import replicas
-from peer.swarm.rounds import round_policy
 from peer.swarm.rounds.own_credit import OwnCredit
 from peer.swarm.rounds.parts import FollowedParts
-from peer.swarm.rounds.round_policy import Pace, PartSeen, RoundArrivals, RoundSeen
+from peer.swarm.rounds.round_policy import Pace, RoundArrivals
 from peer.swarm.rounds.workload import Workload
 from peer.telemetry.decisions import Waiting
 from peer.telemetry.events import Contributed, Finished, Listener
 from protocol.clock import monotonic
 from protocol.codec.contribution import contribution_digest as sha256_of
-from protocol.identity import ContributionName, Part, PeerId
+from protocol.identity import ContributionName, Part
 from protocol.manifest import Manifest
 from protocol.outer.data_plan import Spans, first_chunks
 from protocol.outer.phases import PartView, RunPhase, RunView, is_abreast, phase_of
@@ -325,7 +324,11 @@ class OuterLoop:
         """Say in every statement from now on what is closed."""
         self.reconciler.claims = self.reconciler.attested.close({p: at.claims for p, at in self.followed.parts.items()})
 
-    # Waiting
+    def abandon_round(self, round: int) -> None:
+        """Note that nobody can contribute to a round any more."""
+        self.abandoned_round = round
+
+    # Arrivals
 
     async def watch_arrivals(self) -> None:
         """Note when the first replica is there, and arrivals for as long as this peer lives: a slow one is in the midst
@@ -345,15 +348,6 @@ class OuterLoop:
                 for author in followed.ledger.accepted.get(round, {}):
                     self.arrivals_of(round).arrivals.setdefault(part, {}).setdefault(author, now)
 
-    def late(self, round: int, steps: int = 0) -> str:
-        """Return why a replica should end its inner loop with the `steps` it has; empty: it should not."""
-        if self.missed_end:
-            return "the run is over"
-        self.record_arrivals()
-        seen, enough = self.seen_now(round, trains=True), steps >= self.manifest.inner.steps
-        done = enough and round_policy.others_are_done(seen, self.followed.me)
-        return round_policy.ALL_DONE if done else round_policy.why_stop(seen, self.pace, monotonic())
-
     def forget_arrivals(self) -> None:
         """Forget when contributions of rounds came that are applied; the next round begins now."""
         self.arrivals = {round: came for round, came in self.arrivals.items() if round > self.last_settled}
@@ -362,39 +356,3 @@ class OuterLoop:
     def arrivals_of(self, round: int) -> RoundArrivals:
         """The arrivals of a round, which begins now if nothing has come of it."""
         return self.arrivals.setdefault(round, RoundArrivals(monotonic()))
-
-    def seen_now(self, round: int, trains: bool) -> RoundSeen:
-        """A round as this peer has seen it, for the decisions of `peer/swarm/rounds/round_policy.py`. Unless it
-        still trains in it (`trains`), its own contribution is here, or does not come."""
-        arrivals, parts = self.arrivals_of(round), list[PartSeen]()
-        for part, followed in self.followed.parts.items():
-            authors = frozenset(followed.ledger.accepted.get(round, ()))
-            never = frozenset[PeerId]() if trains else frozenset({self.followed.me}) - authors
-            parts.append(PartSeen(self.awaited(part, round) - never, authors, arrivals.arrived(part)))
-        return RoundSeen(
-            round=round,
-            parts=parts,
-            started=arrivals.started,
-            passed=arrivals.passed,
-            least=0
-            if round == self.abandoned_round
-            else round_policy.least_contributions(round, self.clock, self.manifest.replicas.total, self.gathered),
-            applied_in=round + self.manifest.outer.delay,
-            is_last=round == self.manifest.outer.rounds,
-            others_at=self.others_at(),
-            led=self._may_be_led(round),
-        )
-
-    def _may_be_led(self, round: int) -> bool:
-        ledgers = [followed.ledger for followed in self.followed.parts.values()]
-        contributed = frozenset().union(*(ledger.accepted.get(round, ()) for ledger in ledgers))
-        others, me = self.discovery.others(), self.discovery.record
-        return round_policy.may_be_led(others, me, round + self.manifest.outer.delay, contributed)
-
-    def awaited(self, part: Part, round: int) -> frozenset[PeerId]:
-        """The authors whose contributions a round waits for: in the first, all who say that they train; later, those of
-        them that have contributed lately. A newcomer's first contribution, and that of one who was away, may come late,
-        and counts all the same."""
-        ledger = self.followed.parts[part].ledger
-        training = round_policy.awaited(self.discovery.peers(), part, round, ledger.waiting.get(round, {}))
-        return training if round == 1 else training & ledger.counted_since(round - LATELY)

@@ -8,6 +8,7 @@ from peer.swarm.roles import authors
 from peer.swarm.rounds import round_policy
 from peer.swarm.rounds.outer_round import OuterLoop
 from peer.swarm.rounds.round_policy import RoundSeen
+from peer.swarm.rounds.round_view import awaited, see_round
 from peer.telemetry.decisions import Waiting
 from protocol.clock import monotonic
 from protocol.identity import EMBEDDING
@@ -24,8 +25,8 @@ async def finish_round(outer: OuterLoop, round: int) -> dict[str, int]:
             return {}
         await _ask_who_is_ahead(outer, applied_round)
         for part in outer.followed.parts:
-            arrivals, expected = outer.arrivals_of(applied_round), len(outer.awaited(part, applied_round))
-            outer.pace.remember(arrivals.started, arrivals.arrived(part), expected)
+            arrivals, count = outer.arrivals_of(applied_round), len(awaited(outer, part, applied_round))
+            outer.pace.remember(arrivals.started, arrivals.arrived(part), count)
         outer.credited.look(outer.emit, outer.followed.parts, applied_round, outer.discovery.record)
     await outer.finish(max(round, outer.clock - 1))
     counts: dict[str, int] = {  # more may be accepted by now than when the state was settled
@@ -33,8 +34,8 @@ async def finish_round(outer: OuterLoop, round: int) -> dict[str, int]:
         for part, followed in outer.followed.parts.items()
     }
     for applied_round in applied if outer.workload.looks else ():
-        arrivals, awaited = outer.arrivals_of(applied_round), outer.awaited(EMBEDDING, applied_round)
-        outer.workload.note(applied_round, monotonic() - arrivals.started, arrivals.lasted(EMBEDDING), awaited)
+        arrivals, expected = outer.arrivals_of(applied_round), awaited(outer, EMBEDDING, applied_round)
+        outer.workload.note(applied_round, monotonic() - arrivals.started, arrivals.lasted(EMBEDDING), expected)
     if outer.discovery.record.contributed < round:
         await outer.save({})
     outer.forget_arrivals()
@@ -52,11 +53,11 @@ async def wait_for_round(
     Returns False if interrupted before, if the run is over elsewhere, or if this peer has to catch up with it. `wait`
     is what this peer waits for, where it is not the contributions."""
     began = monotonic()
-    while outer.missed_end or outer.is_behind or not round_policy.is_complete(outer.seen_now(round, trains=False)):
+    while outer.missed_end or outer.is_behind or not round_policy.is_complete(see_round(outer, round, trains=False)):
         if outer.missed_end or outer.is_behind or interrupted():
             return False
         outer.record_arrivals()
-        round_seen, now = outer.seen_now(round, trains=False), monotonic()
+        round_seen, now = see_round(outer, round, trains=False), monotonic()
         if round_seen.passed is None and (round_policy.others_have_gone_on(round_seen) or not round_seen.led):
             outer.arrivals_of(round).passed = now
         seconds_left = round_policy.seconds_left(round_seen, outer.pace, now)
@@ -83,11 +84,11 @@ def _wait_of(outer: OuterLoop, seen: RoundSeen, began: float, now: float, left: 
     if outer.discovery.record.role == "observer" and not any(part.awaited for part in seen.parts):
         return waits.for_somebody_who_trains(seen.round)
     others = [(part.awaited - {outer.followed.me}, part.here) for part in seen.parts]
-    awaited = frozenset().union(*(expected for expected, _ in others))
+    expected_from = frozenset().union(*(expected for expected, _ in others))
     missing = frozenset().union(*(expected - arrived for expected, arrived in others))
     most_seconds = None if left is None else float(round(now + left - began))
     brief = now - began < max(LOGGED_WAIT_SECONDS, outer.pace.usual)
-    return waits.for_contributions(seen.round, awaited, missing, seen.least, most_seconds, brief)
+    return waits.for_contributions(seen.round, expected_from, missing, seen.least, most_seconds, brief)
 
 
 async def _ask_who_is_ahead(outer: OuterLoop, round: int) -> None:

@@ -27,7 +27,7 @@ from peer.process import Terminal, exit_code_of, print_json, run_command
 from peer.settings import PeerSettings
 from peer.store.home import locked
 from peer.swarm.group import inner_step
-from peer.swarm.group.inner_step import PipelineStage
+from peer.swarm.group.inner_step import InnerStep
 from peer.swarm.node import Node
 from peer.telemetry.events import Progress
 from protocol.codec.bitstream import Int32Array
@@ -210,15 +210,15 @@ def shapes() -> None:
 
 def loris() -> None:
     """After two honest rounds nothing is ever finished, nor read; signs of life go on."""
-    honest_run = PipelineStage.run
+    honest_take = InnerStep.take
 
-    async def run(self: PipelineStage, round: int, step: int, source: Any) -> Any:
-        if round > STALE_ROUNDS:
-            say(f"nothing, in round {round}")
+    async def take(self: InnerStep) -> Any:
+        if self.round > STALE_ROUNDS:
+            say(f"nothing, in round {self.round}")
             await asyncio.Event().wait()
-        return await honest_run(self, round, step, source)
+        return await honest_take(self)
 
-    replace(PipelineStage, "run", run)
+    replace(InnerStep, "take", take)
 
 
 def stale() -> None:

@@ -83,7 +83,7 @@ def test_a_caller_that_sends_no_message_is_named():
         address = f"127.0.0.1:{listen(server, '127.0.0.1:0', credentials('stage 1').serving())}"
         await server.start()
         upstream, ours = make_link(MANIFEST, identity("stage 0").peer_id, "stage 0"), contacts("stage 0", MANIFEST)
-        service.welcome = lambda neighbour, replica: upstream
+        service.answer_calls(lambda neighbour, replica: upstream)
         metadata = (("hetpeer-manifest", MANIFEST.digest), ("hetpeer-replica", "r"))
         async with ours.alone(there("stage 1", address)) as channel:
             stream: Any = channel.stream_stream("/hetpeer.v1.Pipeline/Exchange")(metadata=metadata)

@@ -30,8 +30,8 @@ REPLICA = ReplicaId(identity("stage 0").peer_id)
 BEHIND = identity("stage 1").peer_id
 
 
-def to(neighbour: str) -> Link:
-    return make_link(MANIFEST, identity(neighbour).peer_id, neighbour)
+def to(neighbour: str, on_end: Callable[[], None] = lambda: None) -> Link:
+    return make_link(MANIFEST, identity(neighbour).peer_id, neighbour, on_end=on_end)
 
 
 @dataclass
@@ -81,7 +81,7 @@ async def stage_1() -> AsyncIterator[Neighbours]:
     address = f"127.0.0.1:{listen(server, '127.0.0.1:0', credentials('stage 1').serving())}"
     await server.start()
     made = Neighbours(there("stage 1", address), service)
-    service.welcome = made.welcome
+    service.answer_calls(made.welcome)
     try:
         yield made
     finally:
@@ -166,7 +166,7 @@ def test_a_call_that_is_refused_is_told_why_and_its_link_has_ended():
 def test_who_is_not_ready_yet_welcomes_nobody():
     async def scene() -> None:
         async with stage_1() as made:
-            made.service.welcome = welcome_nobody
+            made.service.answer_calls(welcome_nobody)
             assert await made.words() == "this peer takes no part in groups now"
 
     play(scene())
@@ -286,15 +286,24 @@ def test_who_hangs_up_is_gone_for_the_other_at_once_and_knows_why_itself(first: 
             ends, other = (
                 (made.downstream, made.upstream) if first == "downstream" else (made.upstream, made.downstream)
             )
-            heard: list[object] = []
-            other.on_message = heard.append
             ends.abort("the group is broken")
             with pytest.raises(LostMemberError, match="the group is broken"):
                 await ends.receive()
             with pytest.raises(LostMemberError, match="is gone"):
                 await other.receive()
-            assert [type(each) for each in heard] == [LostMemberError]
             await carrying
+
+    play(scene())
+
+
+def test_a_link_says_once_that_it_has_ended():
+    async def scene() -> None:
+        ends: list[str] = []
+        link = to("stage 1", lambda: ends.append("ended"))
+        assert not ends
+        link.abort("the group is broken")
+        link.abort("again")
+        assert ends == ["ended"]
 
     play(scene())
 

@@ -9,6 +9,7 @@ import pytest
 from peer.network.witnesses import LATELY
 from peer.swarm.rounds import round_policy
 from peer.swarm.rounds.catch_up import agree, catch_up
+from peer.swarm.rounds.round_view import see_round, why_end_steps
 from protocol.errors import FormatError
 from protocol.identity import EMBEDDING
 from protocol.outer.window import SKEW
@@ -66,8 +67,8 @@ def test_two_names_that_say_a_round_stop_nobody(tmp_path: Path, kind: str):
         for round, said in ((2, LAST), (3, LAST - 1), (4, 4 + 5), (5, 5)):
             await say(two, made.peers, said)
             for peer in made.peers:
-                assert not peer.outer.late(round)
-                assert not round_policy.is_complete(peer.outer.seen_now(round, trains=True))
+                assert not why_end_steps(peer.outer, round)
+                assert not round_policy.is_complete(see_round(peer.outer, round, trains=True))
                 assert {ledger.clock for ledger in peer.intake.ledgers.values()} == {round}
             await made.round(round, made.peers)
             for peer in made.peers:
@@ -97,7 +98,7 @@ def test_authors_are_believed_one_round_beyond_what_they_have_contributed(tmp_pa
         await say(two, made.peers, LAST - 1)
         for peer in made.peers:
             assert peer.outer.others_at() == 2
-            assert not peer.outer.late(3)
+            assert not why_end_steps(peer.outer, 3)
             assert {ledger.clock for ledger in peer.intake.ledgers.values()} == {3}
 
     play(tmp_path, "abcxy", scene)
@@ -136,7 +137,7 @@ def test_signed_contributions_that_nobody_can_show_move_nobody(tmp_path: Path):
             witnesses = peer.outer.reconciler.witnesses
             assert witnesses.shown_at() == LAST
             assert witnesses.others_at() == 3
-            assert not peer.outer.late(4)
+            assert not why_end_steps(peer.outer, 4)
             await agree(peer.outer)
             assert witnesses.shown_at() == 3
             assert peer.outer.clock == 4
@@ -161,7 +162,7 @@ def test_the_clock_follows_contributions_a_little_ahead_and_falls_back_when_thei
         await made.compare_all()
         ledger = slow.intake.ledgers[EMBEDDING]
         assert slow.outer.others_at() == 4
-        assert slow.outer.late(2)
+        assert why_end_steps(slow.outer, 2)
         assert ledger.clock == slow.outer.clock + SKEW == 4
         made.cut(slow)
         slow.outer.reconciler.witnesses.follow()

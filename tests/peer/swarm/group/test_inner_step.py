@@ -4,6 +4,7 @@ the weights are as before."""
 import asyncio
 import math
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from protocol.errors import LostMemberError
 from protocol.schemas import pipeline_pb2 as pb
 from tests.peer.compute.test_replica import batches, genesis, manifest
 from tests.reference.boundary import orthonormal
-from tests.reference.loopback_group import Batches, LoopbackStage, inner_step, loopback_group, take_step
+from tests.reference.loopback_group import Batches, LoopbackStage, Steps, inner_step, loopback_group, take_step
 from tests.reference.waiting import until
 
 RUN = manifest(stages=2, compression=4)
@@ -37,6 +38,11 @@ def recorded(link: Link) -> list[pb.Frame]:
     return kept
 
 
+def waiting(steps: Steps) -> Link | None:
+    """The link on which something is due at a stage."""
+    return steps.inner_step.waiting if steps.inner_step is not None else None
+
+
 def weights(stage: LoopbackStage) -> list[torch.Tensor]:
     return [parameter.detach().clone() for parameter in stage.trainer.parameters]
 
@@ -51,9 +57,8 @@ def test_a_frame_of_an_older_time_is_refused_and_moves_no_weight(due: tuple[int,
             for each in stages:
                 each.trainer.load(genesis(RUN))
             sender, victim = stages if direction == "forward" else reversed(stages)
-            assert sender.stage is not None
-            assert victim.stage is not None
-            link = sender.stage.downstream if direction == "forward" else sender.stage.upstream
+            beside = sender.steps.pipeline
+            link = beside.downstream if direction == "forward" else beside.upstream
             assert link is not None
             sent = recorded(link)
             batch = batches(RUN, 1)[0].numpy()
@@ -63,8 +68,8 @@ def test_a_frame_of_an_older_time_is_refused_and_moves_no_weight(due: tuple[int,
                 link.send(sent[0])
             words = f"expected the frame of round {due[0]}, step {due[1]}, microbatch ., got that of round 1, step 0"
             with pytest.raises(BreachError, match=words):
-                await victim.stage.run(*due, Batches([batch]) if direction == "backward" else None)
-            await victim.stage.abandon("a neighbour broke the protocol")
+                await victim.steps.take(*due, Batches([batch]) if direction == "backward" else None)
+            await victim.steps.pipeline.abandon("a neighbour broke the protocol")
             assert all(map(torch.equal, weights(victim), before))
             assert not any(
                 parameter.grad is not None and parameter.grad.any() for parameter in victim.trainer.parameters
@@ -81,9 +86,9 @@ def test_frames_in_many_pieces_make_the_same_step(monkeypatch: pytest.MonkeyPatc
         async with loopback_group(run, orthonormal(32)) as stages:
             for each in stages:
                 each.trainer.load(genesis(run))
-            assert stages[0].stage is not None
-            assert stages[0].stage.downstream is not None
-            sent = recorded(stages[0].stage.downstream)
+            downstream = stages[0].steps.pipeline.downstream
+            assert downstream is not None
+            sent = recorded(downstream)
             loss = await inner_step(stages, 1, 0, batches(run, 1)[0].numpy())
             return loss, [weight for each in stages for weight in weights(each)], len(sent)
 
@@ -166,8 +171,7 @@ def test_a_step_has_the_learning_rate_of_its_share_of_the_steps_that_the_replica
         async with loopback_group(RUN, orthonormal(32)) as stages:
             for each in stages:
                 each.trainer.load(genesis(RUN))
-                assert each.stage is not None
-                each.stage.goal = goal
+                each.steps.pipeline = replace(each.steps.pipeline, goal=goal)
             await inner_step(stages, 2, 10, batches(RUN, 1)[0].numpy())
 
     asyncio.run(asyncio.wait_for(scene(), 60))
@@ -194,14 +198,12 @@ def test_who_has_done_its_part_says_whose_sums_or_word_it_waits_for():
             stages[1].trainer.__class__ = Held
             stages[1].trainer.may = threading.Event()  # type: ignore[attr-defined]
             stepping = asyncio.ensure_future(inner_step(stages, 1, 0, batches(RUN3, 1)[0].numpy()))
-            first, _, last = (each.stage for each in stages)
-            assert first is not None
-            assert last is not None
-            await until(lambda: first.waiting is first.downstream and last.waiting is last.upstream)
+            first, _, last = (each.steps for each in stages)
+            await until(lambda: waiting(first) is first.pipeline.downstream and waiting(last) is last.pipeline.upstream)
             stages[1].trainer.may.set()  # type: ignore[attr-defined]
             await stepping
-            assert first.waiting is None
-            assert last.waiting is None
+            assert waiting(first) is None
+            assert waiting(last) is None
 
     asyncio.run(asyncio.wait_for(scene(), 60))
 
@@ -222,10 +224,8 @@ def test_a_neighbour_that_says_of_a_step_what_cannot_be_breaks_the_protocol_and_
             for each in stages:
                 each.trainer.load(genesis(RUN))
             before = weights(stages[stage])
-            first, second = (each.stage for each in stages)
-            assert first is not None
-            assert second is not None
-            running = [first.run(1, 0, Batches([batches(RUN, 1)[0].numpy()])), second.run(1, 0, None)]
+            first, second = (each.steps for each in stages)
+            running = [first.take(1, 0, Batches([batches(RUN, 1)[0].numpy()])), second.take(1, 0, None)]
             taking = [asyncio.ensure_future(each) for each in running]
             with pytest.raises(BreachError, match=r"expected the (end|sums) of round 1, step 0|no clip factor"):
                 await taking[stage]
@@ -242,13 +242,11 @@ def test_what_the_first_stage_learns_while_a_step_lasts_can_make_it_the_last():
             for each in stages:
                 each.trainer.load(genesis(RUN))
             source = Batches([each.numpy() for each in batches(RUN, 2)])
-            first, second = (each.stage for each in stages)
-            assert first is not None
-            assert second is not None
-            taking = asyncio.ensure_future(first.run(1, 0, source))
-            await until(lambda: first.waiting is not None)
+            first, second = (each.steps for each in stages)
+            taking = asyncio.ensure_future(first.take(1, 0, source))
+            await until(lambda: waiting(first) is not None)
             source.most = 1  # the others wait for this round
-            assert (await second.run(1, 0, None)).last
+            assert (await second.take(1, 0, None)).last
             assert (await taking).last
 
     asyncio.run(asyncio.wait_for(scene(), 60))
@@ -263,25 +261,21 @@ def test_a_stage_that_waits_for_one_neighbour_learns_that_the_other_is_gone(gone
         async with loopback_group(run, orthonormal(32)) as stages:
             for each in stages:
                 each.trainer.load(genesis(run))
-            first, middle, last = (each.stage for each in stages)
-            assert first is not None
-            assert middle is not None
-            assert last is not None
-            at_work = asyncio.ensure_future(middle.run(1, 0, None))
+            first, middle, last = (each.steps for each in stages)
+            at_work = asyncio.ensure_future(middle.take(1, 0, None))
             other = last
             if gone == 0:
                 other = first
-                sending = asyncio.ensure_future(first.run(1, 0, Batches([batches(run, 1)[0].numpy()])))
-                await until(lambda: middle.waiting is middle.downstream)  # the last stage takes no part
+                sending = asyncio.ensure_future(first.take(1, 0, Batches([batches(run, 1)[0].numpy()])))
+                await until(lambda: waiting(middle) is middle.pipeline.downstream)  # the last stage takes no part
                 sending.cancel()
                 await asyncio.gather(sending, return_exceptions=True)
             else:
-                await until(lambda: middle.waiting is middle.upstream)
-            for link in (other.upstream, other.downstream):
-                if link is not None:
-                    link.abort("gone")
+                await until(lambda: waiting(middle) is middle.pipeline.upstream)
+            for link in other.pipeline.links:
+                link.abort("gone")
             with pytest.raises(LostMemberError):
                 await at_work
-            await middle.abandon("its group is broken")
+            await middle.pipeline.abandon("its group is broken")
 
     asyncio.run(asyncio.wait_for(scene(), 30))

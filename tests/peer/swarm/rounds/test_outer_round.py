@@ -18,6 +18,7 @@ from peer.swarm.rounds import round_policy
 from peer.swarm.rounds.catch_up import agree, catch_up
 from peer.swarm.rounds.parts import rounds_kept
 from peer.swarm.rounds.round_end import finish_round
+from peer.swarm.rounds.round_view import why_end_steps
 from peer.telemetry.decisions import CaughtUp, Resynchronised
 from peer.telemetry.events import Progress, Refused, Resumed
 from protocol.codec.bitstream import Int32Array
@@ -96,7 +97,7 @@ def test_a_round_that_the_others_ended_without_anybodys_contribution_is_not_wait
         await made.round(1, made.peers)
         await ahead.at(2)
         made.introduce()
-        assert behind.outer.late(2)  # it trains no more in this round
+        assert why_end_steps(behind.outer, 2)  # it trains no more in this round
         assert await finish_round(behind.outer, 2) == dict.fromkeys(behind.outer.followed.parts, 0)
         assert agreed(made)
 

@@ -7,6 +7,7 @@ import pytest
 from peer.swarm.rounds import round_policy
 from peer.swarm.rounds.own_credit import IDLE, ON_TRIAL, REVOKED, TOO_LATE, TWICE, VOID
 from peer.swarm.rounds.round_end import finish_round
+from peer.swarm.rounds.round_view import why_end_steps
 from peer.telemetry.decisions import Avoided, Counted, NotCounted, WentOn
 from peer.telemetry.events import Event
 from protocol.codec.contribution import contribution_digest
@@ -28,7 +29,7 @@ def look(peer: LoopbackPeer, round: int) -> None:
 
 async def lateness(peer: LoopbackPeer) -> str:
     """Why it is to end its first inner loop, as soon as it is."""
-    while not (why := peer.outer.late(1)):
+    while not (why := why_end_steps(peer.outer, 1)):
         await peer.outer.discovery.news.wait(0.05)
     return why
 

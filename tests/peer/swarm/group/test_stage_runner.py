@@ -3,6 +3,7 @@ who hold what the test says."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
 from types import SimpleNamespace
@@ -14,15 +15,18 @@ from peer.network.bans import Bans
 from peer.network.duplex import BreachError, Duplex
 from peer.network.group import Link
 from peer.swarm.group import agreement
-from peer.swarm.group.agreement import Agreement, SilentError
+from peer.swarm.group.agreement import SilentError
 from peer.swarm.group.compression import KController
+from peer.swarm.group.first_stage import FirstStage
+from peer.swarm.group.later_stage import LaterStage
 from peer.swarm.group.seats import GroupSeats
-from peer.swarm.group.served_stage import ServedStage
+from peer.swarm.group.session import GroupAction, GroupEvent, GroupSession, GroupState
+from peer.swarm.group.stage_runner import Outcome, StageRunner
 from peer.swarm.group.stragglers import StepPace, patience_with
-from peer.telemetry.events import Event, GroupBroken
+from peer.telemetry.events import Event, GroupBroken, GroupFormed
 from peer.telemetry.group_decisions import Dismissed
 from protocol.codec.seating import AnswerFrame as Answer
-from protocol.codec.seating import OfferFrame, pack_answer, pack_start
+from protocol.codec.seating import pack_answer, pack_offer, pack_start
 from protocol.errors import LostMemberError
 from protocol.identity import EMBEDDING, PeerId, ReplicaId
 from protocol.net.tasks import Notifier
@@ -37,6 +41,7 @@ MANIFEST = small_manifest(
     inner={"steps": 8},
     outer={"rounds": 9},
 )
+TRAINING = [GroupState.TRAINING] * STAGES
 HELD, OTHER = "ab" * 32, "cd" * 32
 SECONDS = 20.0
 
@@ -57,8 +62,10 @@ class Here:
     compression: int = 4
     goal: int = 8
     pace: StepPace = field(default_factory=StepPace)
-    pipeline: Any = None
-    waits_for: Link | None = None
+    loop: Any = None
+    """The inner loop that is open."""
+    slow: Callable[[Any], None] = lambda overdue: None
+    """What happens while an inner step lasts: it is given the function that is told for how long."""
     did: list[str] = field(default_factory=list)
     said: list[Event] = field(default_factory=list)
     published: list[str] = field(default_factory=list)
@@ -92,7 +99,7 @@ class Here:
             over=False,
             leaving=False,
             begun=True,
-            abandoned_round=0,
+            record_arrivals=lambda: None,
             followed=SimpleNamespace(digests={EMBEDDING: self.embedding_digest}),
             settle_part=settle_part,
         )
@@ -116,16 +123,28 @@ class Here:
     async def contribute(self) -> None:
         self.did.append("contributes")
 
-    async def abandon(self, reason: str) -> None:
-        self.pipeline = None
+    def close_loop(self) -> None:
+        self.loop = None
 
-    def open_pipeline(self, attempt: Any, upstream: Link | None, downstream: Link | None) -> None:
-        self.pipeline = attempt
+    async def abandon(self, reason: str) -> None:
+        self.loop = None
+
+    def open_loop(self, attempt: Any, upstream: Link | None, downstream: Link | None) -> Any:
+        pipeline = SimpleNamespace(upstream=upstream, downstream=downstream)
+        self.loop = SimpleNamespace(pipeline=pipeline, received=None, attempt=attempt)
+        return self.loop
+
+    async def step(self, loop: Any, source: Any, overdue: Any) -> Any:
+        self.slow(overdue)
+        raise LostMemberError("the step has ended")
+
+    def forget(self) -> None:
+        self.round = 0
 
     def group_digest(self, behind: str) -> str:
         return sha256(f"{self.index}{behind}".encode()).hexdigest()
 
-    def start(self, step: int, group_digest: str) -> None:
+    def start(self, loop: Any, step: int, group_digest: str) -> None:
         self.steps, self.started_with = step, group_digest
 
 
@@ -137,40 +156,64 @@ def joined(one: PeerId, other: PeerId) -> tuple[Link, Link]:
     return ours, theirs
 
 
+class Unchecked:
+    """Spot checks that never check."""
+
+    @contextmanager
+    def checking(self, *_: Any) -> Any:
+        yield SimpleNamespace(step_taken=lambda steps: None)
+
+
 class Group:
-    """Seats that are taken, and the agreement of each stage."""
+    """Seats that are taken, and a runner for each stage."""
 
     def __init__(self, *heres: Here) -> None:
         self.heres = [*heres] or [Here(stage) for stage in range(STAGES)]
         self.seats: list[GroupSeats] = []
         for here in self.heres:
             here.outer.clock = here.clock
-            service: Any = SimpleNamespace(welcome=None)
+            service: Any = SimpleNamespace(answer_calls=lambda welcome: None)
             seats = GroupSeats(here.outer.reconciler, service, None)  # type: ignore[arg-type]
             seats.replica = ReplicaId(named(0))
             seats.behind = tuple(named(stage) for stage in range(here.index + 1, STAGES))
             self.seats.append(seats)
         for one, other in zip(self.seats, self.seats[1:], strict=False):
             one.downstream, other.upstream = joined(one._me.peer_id, other._me.peer_id)
-        first = KController((4,), 2, False, 4)
-        self.agreements = [
-            Agreement(here, seats, None if here.index else first)  # type: ignore[arg-type]
-            for here, seats in zip(self.heres, self.seats, strict=True)
-        ]
+        self.runners = [self._runner(here, seats) for here, seats in zip(self.heres, self.seats, strict=True)]
 
-    async def reach(self) -> list[OfferFrame | None]:
-        """What the stages agree on: the first one's word, and the others' until it has that."""
-        tasks = [asyncio.create_task(each.reach()) for each in self.agreements]
+    def _runner(self, here: Here, seats: GroupSeats) -> StageRunner:
+        parts: Any = here, seats, Unchecked()
+        runner = LaterStage(*parts) if here.index else FirstStage(*parts, None, KController((4,), 2, False, 4))
+        runner.session = GroupSession(GroupState.WHOLE)
+        return runner
+
+    async def agree(self) -> list[GroupState]:
+        """Have the stages agree on a round. Returns the states that they are in then: the first one's, and the others'
+        a moment later."""
+        tasks = [asyncio.create_task(agree(runner)) for runner in self.runners]
         await asyncio.wait(tasks[:1])
         await asyncio.sleep(0)
-        done, left = await asyncio.wait(tasks, timeout=0.2)
+        _, left = await asyncio.wait(tasks, timeout=0.2)
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
-        return [task.result() if task in done else None for task in tasks]
+        return [runner.session.state for runner in self.runners]
 
-    def volunteer(self, stage: int) -> ServedStage:
-        return ServedStage(self.heres[stage], self.seats[stage])  # type: ignore[arg-type]
+    async def lose(self, stage: int, error: LostMemberError | BreachError, state: GroupState) -> None:
+        """Let the group of a stage break while it is in this state."""
+        runner = self.runners[stage]
+        runner.session = GroupSession(state)
+        await runner._acts[runner.session.take(GroupEvent.LOST)](error)
+        assert runner.session.state is GroupState.FREE
+
+
+async def agree(runner: StageRunner) -> Outcome:
+    """Run a session from WHOLE until an inner loop has started, or it is known that none does. Returns the event that
+    ended it."""
+    outcome = await runner.advance(None)
+    while runner.session.state in (GroupState.LOADING, GroupState.ASKING, GroupState.COMPARING, GroupState.READY):
+        outcome = await runner.advance(outcome.brought)
+    return outcome
 
 
 def play(scene: Callable[[], Awaitable[None]]) -> None:
@@ -186,13 +229,13 @@ def play(scene: Callable[[], Awaitable[None]]) -> None:
 def test_all_begin_the_round_that_the_first_stage_is_at_at_the_step_of_whoever_is_furthest():
     async def scene() -> None:
         group = Group(*(Here(stage, round=5, steps=steps) for stage, steps in enumerate((2, 3, 0, 2))))
-        offers = await group.reach()
-        (offer,) = {*offers}
-        assert offer is not None
-        assert (offer.round, offer.goal, offer.compression, offer.slot) == (5, 8, 4, 2)
-        assert offer.members == tuple(map(named, range(STAGES)))
+        assert await group.agree() == TRAINING
+        for here, runner in zip(group.heres, group.runners, strict=True):
+            (formed,) = [event for event in here.said if isinstance(event, GroupFormed)]
+            assert (formed.replica, formed.slot) == (named(0), 2)
+            assert runner.agreed_members == tuple(formed.members) == tuple(map(named, range(STAGES)))
         assert [here.steps for here in group.heres] == [3] * STAGES
-        assert all(here.pipeline is not None for here in group.heres)
+        assert all(here.loop is not None for here in group.heres)
         digest = ""
         for here in reversed(group.heres):
             digest = here.group_digest(digest)
@@ -204,7 +247,7 @@ def test_all_begin_the_round_that_the_first_stage_is_at_at_the_step_of_whoever_i
 def test_who_is_behind_finishes_the_rounds_before_and_begins_with_the_others():
     async def scene() -> None:
         group = Group(Here(0), Here(1, clock=4), Here(2, clock=2), Here(3))
-        assert None not in await group.reach()
+        assert await group.agree() == TRAINING
         assert [here.outer.clock for here in group.heres] == [5] * STAGES
 
     play(scene)
@@ -214,12 +257,11 @@ def test_who_is_behind_finishes_the_rounds_before_and_begins_with_the_others():
 def test_where_one_is_ahead_the_first_stage_ends_its_round_and_all_between_learn_from_the_one_behind_them(ahead: int):
     async def scene() -> None:
         group = Group(*(Here(stage, clock=6 if stage == ahead else 5) for stage in range(STAGES)))
-        assert await group.reach() == [None] * STAGES
-        assert group.agreements[0].is_over
+        assert await group.agree() == [GroupState.ENDING, *[GroupState.WHOLE] * (STAGES - 1)]
         for here in group.heres[:ahead]:
             assert f"compares with {named(here.index + 1)}" in here.did
         assert not any("compares" in what for here in group.heres[ahead:] for what in here.did)
-        assert all(here.pipeline is None for here in group.heres)
+        assert all(here.loop is None for here in group.heres)
 
     play(scene)
 
@@ -227,7 +269,7 @@ def test_where_one_is_ahead_the_first_stage_ends_its_round_and_all_between_learn
 def test_where_one_holds_another_token_embedding_it_asks_the_stage_before_it_and_they_agree():
     async def scene() -> None:
         group = Group(Here(0), Here(1), Here(2, embedding_digest=OTHER, learns=HELD), Here(3))
-        assert None not in await group.reach()
+        assert await group.agree() == TRAINING
         assert group.heres[2].did == ["contributes", f"compares with {named(1)}", f"settles {EMBEDDING}"]
 
     play(scene)
@@ -236,11 +278,10 @@ def test_where_one_holds_another_token_embedding_it_asks_the_stage_before_it_and
 def test_where_one_keeps_another_token_embedding_the_first_stage_takes_what_it_lacks_and_loads_the_round_anew():
     async def scene() -> None:
         group = Group(Here(0), Here(1), Here(2, embedding_digest=OTHER), Here(3))
-        assert await group.reach() == [None] * STAGES
+        assert await group.agree() == [GroupState.WHOLE] * STAGES
         first = group.heres[0]
         assert first.did == [f"compares with {named(1)}", f"settles {EMBEDDING}"]
         assert first.round == 0
-        assert not group.agreements[0].is_over
 
     play(scene)
 
@@ -248,8 +289,7 @@ def test_where_one_keeps_another_token_embedding_the_first_stage_takes_what_it_l
 def test_an_inner_loop_that_has_begun_ends_where_one_holds_another_state():
     async def scene() -> None:
         group = Group(Here(0, round=5, steps=3), Here(1), Here(2, embedding_digest=OTHER), Here(3))
-        await group.reach()
-        assert group.agreements[0].is_over
+        assert (await group.agree())[0] is GroupState.ENDING
 
     play(scene)
 
@@ -260,22 +300,16 @@ def test_of_a_silent_stage_the_one_before_it_learns_first(monkeypatch: pytest.Mo
     monkeypatch.setattr(agreement, "FURTHER_STAGE_SECONDS", 0.3)
 
     async def scene() -> None:
-        group, silent, over, blamed = Group(), 2, list[int](), list[PeerId]()
-
-        async def reach(stage: int) -> None:
-            try:
-                await group.agreements[stage].reach()
-            except SilentError as error:
-                over.append(stage)
-                blamed.append(error.peer)
-                group.seats[stage].hang_up("silent")
-            except LostMemberError:
-                over.append(stage)
-
-        heard = [asyncio.create_task(reach(stage)) for stage in range(silent)]
-        await asyncio.wait(heard, return_when=asyncio.FIRST_COMPLETED)
-        assert (over, blamed) == ([silent - 1], [named(silent)])
-        for task in heard:
+        group, silent = Group(), 2
+        agreeing = [asyncio.create_task(agree(runner)) for runner in group.runners[:silent]]
+        over, _ = await asyncio.wait(agreeing, return_when=asyncio.FIRST_COMPLETED)
+        assert over == {agreeing[silent - 1]}
+        outcome = agreeing[silent - 1].result()
+        assert outcome.event is GroupEvent.LOST
+        assert isinstance(outcome.brought, SilentError)
+        assert outcome.brought.peer == named(silent)
+        assert [*group.seats[silent - 1].silences.peers] == [named(silent)]
+        for task in agreeing:
             task.cancel()
 
     play(scene)
@@ -285,19 +319,22 @@ def test_of_a_silent_stage_the_one_before_it_learns_first(monkeypatch: pytest.Mo
 def test_a_start_that_cannot_be_is_a_breach(step: int):
     async def scene() -> None:
         group = Group(*(Here(stage, round=5, steps=3) for stage in range(STAGES)))
-        task = asyncio.create_task(group.agreements[1].reach())
+        task = asyncio.create_task(agree(group.runners[1]))
         downstream, behind = group.seats[0].downstream, group.seats[2].upstream
         assert downstream is not None
         assert behind is not None
-        offer = await group.agreements[0]._offer()
-        downstream.send(agreement.pack_offer(offer))
+        offer = (await group.runners[0]._load(None)).brought
+        downstream.send(pack_offer(offer))
         await behind.receive()
         behind.send(pack_answer(Answer(5, 3, HELD)))
         await downstream.receive()
         downstream.send(pack_start(step, ""))
-        with pytest.raises(BreachError, match="start at step") as error:
-            await task
-        assert error.value.peer == named(0)
+        outcome = await task
+        assert outcome.event is GroupEvent.LOST
+        assert isinstance(outcome.brought, BreachError)
+        assert "start at step" in str(outcome.brought)
+        assert outcome.brought.peer == named(0)
+        assert behind.ended is False  # both ends were joined in memory: nobody carries the end over
 
     play(scene)
 
@@ -308,9 +345,9 @@ def test_a_start_that_cannot_be_is_a_breach(step: int):
 def test_where_it_is_not_clear_who_lied_the_group_ends_and_nobody_is_avoided():
     async def scene() -> None:
         group = Group()
-        await group.reach()
-        here, volunteer = group.heres[1], group.volunteer(1)
-        volunteer._part(LostMemberError("it is not clear who lied"))
+        await group.agree()
+        here, runner = group.heres[1], group.runners[1]
+        runner._end_group(LostMemberError("it is not clear who lied"))
         assert all(link.ended for link in group.seats[1].links)
         assert not any(isinstance(event, Dismissed) for event in here.said)
         assert not here.outer.reconciler.bans.offenders
@@ -321,32 +358,31 @@ def test_where_it_is_not_clear_who_lied_the_group_ends_and_nobody_is_avoided():
 def test_who_holds_a_step_up_is_avoided_and_both_neighbours_learn_that_the_group_is_broken():
     async def scene() -> None:
         group = Group()
-        (offer, *_) = await group.reach()
-        volunteer = group.volunteer(1)
-        volunteer.offer, volunteer.stage_round.waits_for = offer, group.seats[1].downstream  # type: ignore[misc]
-        patience = patience_with(FIRST_STEP_SECONDS, 2)
-        volunteer._watch(patience - 1)
-        assert not group.heres[1].said
-        volunteer._watch(patience)
-        (told,) = [event for event in group.heres[1].said if isinstance(event, Dismissed)]
+        here, seats, runner = group.heres[1], group.seats[1], group.runners[1]
+        downstream, upstream = seats.downstream, seats.upstream
+        assert downstream is not None
+        assert upstream is not None
+        patience, dismissed = patience_with(FIRST_STEP_SECONDS, 2), list[int]()
+
+        def slow(overdue: Callable[[float, Link], None]) -> None:
+            for seconds in (patience - 1, patience):
+                overdue(seconds, downstream)
+                dismissed.append(sum(isinstance(event, Dismissed) for event in here.said))
+
+        here.slow = slow
+        tasks = [asyncio.create_task(agree(runner)) for runner in group.runners]
+        outcome = await tasks[1]
+        await runner.advance(outcome.brought)
+        assert dismissed == [0, 1]
+        (told,) = [event for event in here.said if isinstance(event, Dismissed)]
         assert told.peer == named(2)
         assert "held its group up" in told.reason
-        assert group.heres[1].outer.reconciler.bans.objection(named(2))
-        assert group.seats[1].upstream.ended  # type: ignore[union-attr]
-        assert group.seats[1].downstream.ended  # type: ignore[union-attr]
-
-    play(scene)
-
-
-def test_nobody_is_to_blame_while_this_stage_itself_is_at_work():
-    async def scene() -> None:
-        group = Group()
-        (offer, *_) = await group.reach()
-        volunteer = group.volunteer(1)
-        volunteer.offer = offer
-        volunteer._watch(100 * FIRST_STEP_SECONDS)
-        assert not group.heres[1].said
-        assert group.seats[1].lost is None
+        assert here.outer.reconciler.bans.objection(named(2))
+        assert upstream.ended
+        assert downstream.ended
+        assert runner.session.state is GroupState.FREE
+        for task in tasks:
+            task.cancel()
 
     play(scene)
 
@@ -354,17 +390,16 @@ def test_nobody_is_to_blame_while_this_stage_itself_is_at_work():
 def test_what_breaks_a_group_is_told_once_it_has_formed_and_who_broke_the_protocol_is_avoided():
     async def scene() -> None:
         group = Group()
-        volunteer, here = group.volunteer(1), group.heres[1]
-        await volunteer._break_up(LostMemberError("it is gone"))
-        assert not here.said  # it had not formed
-        volunteer, here = group.volunteer(2), group.heres[2]
-        volunteer.announced_members, here.round, here.steps = (named(1), named(2)), 5, 2
-        await volunteer._break_up(BreachError(named(3), "it sent what cannot be"))
+        await group.lose(1, LostMemberError("it is gone"), GroupState.WHOLE)
+        assert not group.heres[1].said  # it had not formed
+        runner, here = group.runners[2], group.heres[2]
+        runner.announced_members, here.round, here.steps = (named(1), named(2)), 5, 2
+        await group.lose(2, BreachError(named(3), "it sent what cannot be"), GroupState.TRAINING)
         assert next(type(event) for event in here.said) is Dismissed
         (broken,) = [event for event in here.said if isinstance(event, GroupBroken)]
         assert (broken.replica, broken.round, broken.step, broken.reason) == (named(0), 5, 2, "it sent what cannot be")
         assert here.outer.reconciler.bans.objection(named(3))
-        assert (group.seats[2].replica, group.seats[2].upstream, volunteer.announced_members) == ("", None, ())
+        assert (group.seats[2].replica, group.seats[2].upstream, runner.announced_members) == ("", None, ())
 
     play(scene)
 
@@ -373,9 +408,9 @@ def test_a_later_stage_is_free_at_once_and_a_first_one_that_has_steps_in_hand_is
     async def scene() -> None:
         group = Group()
         for stage, steps, published in ((0, 0, [""]), (0, 3, []), (2, 3, [""])):
-            here, volunteer = group.heres[stage], group.volunteer(stage)
-            here.steps, here.published = steps, []
-            await volunteer._break_up(LostMemberError("it is gone"))
+            here = group.heres[stage]
+            here.steps, here.published, group.runners[stage].failures = steps, [], 0
+            await group.lose(stage, LostMemberError("it is gone"), GroupState.TRAINING)
             assert here.published == published
             assert not here.did
 
@@ -386,7 +421,7 @@ def test_a_later_stage_that_has_done_all_steps_contributes_when_its_group_breaks
     async def scene() -> None:
         group = Group()
         group.heres[1].steps = 8
-        await group.volunteer(1)._break_up(LostMemberError("it is gone"))
+        await group.lose(1, LostMemberError("it is gone"), GroupState.ENDING)
         assert group.heres[1].did == ["contributes"]
 
     play(scene)
@@ -395,11 +430,69 @@ def test_a_later_stage_that_has_done_all_steps_contributes_when_its_group_breaks
 def test_who_did_not_answer_in_time_is_remembered_and_others_are_not():
     async def scene() -> None:
         group = Group()
-        await group.volunteer(2)._break_up(LostMemberError("it is gone"))
+        await group.lose(2, LostMemberError("it is gone"), GroupState.ASKING)
         assert not group.seats[2].silences.peers
         behind = group.seats[1].downstream
         assert behind is not None
-        await group.volunteer(1)._break_up(SilentError(behind, 60.0))
+        await group.lose(1, SilentError(behind, 60.0), GroupState.ASKING)
         assert [*group.seats[1].silences.peers] == [named(2)]
+
+    play(scene)
+
+
+def test_what_was_said_still_goes_out_where_no_inner_loop_was_open_and_else_the_neighbours_learn_it_at_once():
+    async def scene() -> None:
+        for state in GroupState:
+            if state is GroupState.LEFT:
+                continue
+            group = Group()
+            links = group.seats[1].links
+            await group.lose(1, LostMemberError("it is gone"), state)
+            hung_up = state in (GroupState.READY, GroupState.TRAINING)
+            assert [link.ended for link in links] == [hung_up] * 2, state
+            assert all(link.unsent for link in links)  # the end, in its turn
+
+    play(scene)
+
+
+def test_a_first_stage_pauses_after_its_second_failure_in_a_row_and_a_later_one_never_does():
+    async def scene() -> None:
+        for stage, pauses in ((0, 1), (1, 0)):
+            group, paused = Group(), list[float]()
+            news = group.heres[stage].outer.discovery.news
+
+            async def wait(seconds: float, paused: list[float] = paused) -> None:
+                paused.append(seconds)
+
+            news.wait = wait
+            for _ in range(2):
+                await group.lose(stage, LostMemberError("it is gone"), GroupState.SEATED)
+            assert len(paused) == pauses
+            await group.runners[stage]._close_loop(None)
+            await group.lose(stage, LostMemberError("it is gone"), GroupState.SEATED)
+            assert len(paused) == pauses  # it had trained meanwhile
+
+    play(scene)
+
+
+def test_who_leaves_between_two_rounds_contributes_and_takes_no_more_calls():
+    async def scene() -> None:
+        group = Group()
+        runner, seats = group.runners[1], group.seats[1]
+        seats.open_for_calls()
+        group.heres[1].outer.leaving = True
+        assert (await runner.advance(None)).event is GroupEvent.LEAVING
+        assert runner.session.state is GroupState.LEFT
+        assert group.heres[1].did == ["contributes"]
+        assert not seats.open
+
+    play(scene)
+
+
+def test_both_kinds_of_runners_have_work_for_every_state_but_the_last_and_an_act_for_every_action():
+    async def scene() -> None:
+        for runner in Group().runners[:2]:
+            assert runner._work.keys() == {*GroupState} - {GroupState.LEFT}
+            assert runner._acts.keys() == {*GroupAction}
 
     play(scene)
