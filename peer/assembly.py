@@ -187,7 +187,7 @@ async def joined(
             next_stage=asyncio.get_running_loop().create_future(),
         )
         _bind(network.server, settings, services, reconciler)
-        network.discovery.on_move = partial(_follow_move, network, services)
+        network.discovery.report_moves_to(partial(_follow_move, network, services))
         emit(Progress("getting ready to compute"))
         await warming
         await network.gate.serve(network.server, membership.credentials.serving())

@@ -334,6 +334,43 @@ def test_the_check_lets_a_task_with_a_parent_pass(line: str) -> None:
     assert not list(bare_tasks(ast.parse(line)))
 
 
+# The swarm's objects keep their own state
+
+
+def state_from_outside(source: str) -> list[str]:
+    """The lines that set an attribute of another object than `self`, and those that assert that something is there."""
+    lines = []
+    for node in ast.walk(ast.parse(source)):
+        targets: list[ast.expr] = []
+        match node:
+            case ast.Assign():
+                targets = node.targets
+            case ast.AugAssign() | ast.AnnAssign():
+                targets = [node.target]
+            case ast.Assert():
+                lines.append(f"{node.lineno}: `assert`: say it in a type, or raise")
+        for target in targets:
+            for one in target.elts if isinstance(target, ast.Tuple) else [target]:
+                if isinstance(one, ast.Attribute) and ast.unparse(one.value) != "self":
+                    lines.append(f"{one.lineno}: sets {ast.unparse(one)}: give its owner a method")
+    return lines
+
+
+def test_no_object_of_the_swarm_is_changed_from_outside() -> None:
+    found = {name(path): state_from_outside(path.read_text(encoding="utf-8")) for path in MODULES}
+    assert {path: lines for path, lines in found.items() if lines and path.startswith("peer/swarm/")} == {}
+
+
+@pytest.mark.parametrize("line", ["a.b = 1", "self.a.b = 1", "a.b += 1", "c, a[0].b = 1, 2", "assert a is not None"])
+def test_the_check_sees_a_change_from_outside(line: str) -> None:
+    assert state_from_outside(line)
+
+
+@pytest.mark.parametrize("line", ["self.a = 1", "self.a, b = 1, 2", "a[b] = 1", "a.b(1)", "a = b.c"])
+def test_the_check_lets_an_object_keep_its_own_state(line: str) -> None:
+    assert not state_from_outside(line)
+
+
 # The command line answers at once
 
 

@@ -62,6 +62,10 @@ class Schedule:
     def __post_init__(self, begun: int) -> None:
         self.forwards = begun
 
+    def go_on_with(self, more: int) -> None:
+        """Pass so many microbatches of the next step forward in this one; 0: there is no next one."""
+        self.more = more
+
     @property
     def summed(self) -> bool:
         """Whether the step's gradients are complete."""

@@ -60,6 +60,10 @@ class ShardedReplica:
         self.over = False
         """Whether the run is over: other machines are told so when this one stops."""
 
+    def end_run(self) -> None:
+        """Tell the other machines, when this one stops, that the run is over."""
+        self.over = True
+
     def start(self) -> None:
         """See that the processes are there. It takes seconds: others should not wait for it. Raises as `load` does."""
         if self.worker_pool is not None:

@@ -51,6 +51,14 @@ class Discovery:
     """A function that tells why this peer does not talk to another; empty: it does. A peer that is avoided counts as
     absent: nobody waits for it."""
 
+    def report_reads_to(self, listener: Callable[[Sequence[PeerRecord], Mapping[str, object]], None]) -> None:
+        """Call `listener` with the valid records that lie in the DHT, whenever they have been read."""
+        self.on_read = listener
+
+    def report_moves_to(self, listener: Callable[[PeerRecord, PeerRecord], None]) -> None:
+        """Call `listener` with a peer's record before and now, whenever it has given up one of its addresses."""
+        self.on_move = listener
+
     @property
     def run_id(self) -> RunId:
         """The run's id."""

@@ -90,8 +90,12 @@ class Reconciler:
         self.progress = KnownProgress(
             manifest=self.manifest, authority=self.intake.signer.authority, folder=self.attested.folder
         )
-        self.discovery.on_read = self.progress.see
+        self.discovery.report_reads_to(self.progress.see)
         self.intake.early_listeners.append(self.witnesses.follow)
+
+    def claim(self, claims: dict[Part, list[Claim]]) -> None:
+        """Say in every statement from now on what of this peer's rounds is closed."""
+        self.claims = self.attested.close(claims)
 
     def statement(self) -> bytes:
         """This peer's statement: its record and its closed rounds, signed anew where either has changed."""

@@ -62,13 +62,13 @@ def make_link(
     return Duplex(neighbour, with_whom, most_pending, pipeline_pb2.Frame(), bandwidth, take_doubt, on_end)
 
 
-Welcome = Callable[[PeerId, ReplicaId], Link]
+CallHandler = Callable[[PeerId, ReplicaId], Link]
 """A function that is given who calls, as its certificate says, and the replica that it calls for. Returns the link to
 carry, or raises RefusedError."""
 
 
 def welcome_nobody(neighbour: PeerId, replica: ReplicaId) -> Link:
-    """Welcome no call.
+    """CallHandler no call.
 
     Raises:
         RefusedError: always.
@@ -83,9 +83,9 @@ class PipelineService(pipeline_pb2_grpc.PipelineServicer):
         self.manifest = manifest
         self.carried: dict[PeerId, Link] = {}
         """The link that each caller has here."""
-        self._welcome: Welcome = welcome_nobody
+        self._welcome: CallHandler = welcome_nobody
 
-    def answer_calls(self, welcome: Welcome) -> None:
+    def answer_calls(self, welcome: CallHandler) -> None:
         """Answer calls by `welcome` from now on; until then none is taken."""
         self._welcome = welcome
 

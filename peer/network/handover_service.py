@@ -65,6 +65,14 @@ class HandoverService(succession_pb2_grpc.SuccessionServicer):
         """Answer leavers from now on: this peer has read from its folder what it has given and taken."""
         self.handovers = handovers
 
+    def open_for_offers(self) -> None:
+        """Take handovers from now on."""
+        self.open = True
+
+    def close_for_offers(self) -> None:
+        """Take no handovers from now on."""
+        self.open = False
+
     def next(self) -> PendingHandover | None:
         """The handover that is to be taken now, if there is one. Whoever asks must answer it."""
         pending, self.waiting = self.waiting, None

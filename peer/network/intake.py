@@ -114,6 +114,10 @@ class Intake:
         """Take contributions from now on: the outer state is loaded, by which `check` knows whether they are valid."""
         self.check = check
 
+    def give_receipts(self, attests: bool) -> None:
+        """Give receipts from now on, or none: this peer's clock is right as far as it knows, or it is not."""
+        self.attests = attests
+
     async def own(self, part: Part, round: int, blob: bytes) -> Entry | None:
         """Keep this peer's own contribution, and sign its entry. Returns the entry, to be announced; None if the round
         takes no more contributions, or if the peer has another slot now than it was made in: then it is kept as

@@ -65,6 +65,10 @@ class SpotCheckService(spot_checks_pb2_grpc.SpotChecksServicer):
     """The least likeness of each check that nobody has been told of."""
     one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
 
+    def answer_with(self, check: SpotCheck, clock: Callable[[], int]) -> None:
+        """Answer stages by `check` from now on; `clock` returns the round in hand."""
+        self.check, self.clock = check, clock
+
     def take_stock(self) -> tuple[int, float]:
         """Return the number of checks since the last call, and the least likeness of them; 0 and 1: none."""
         found, self.found = self.found, []

@@ -74,7 +74,12 @@ class Witnesses:
         others = self.others_at() + 1
         for ledger in self.intake.ledgers.values():
             ledger.follow(others, self.target + 1 if self.target else 0)
-        self.intake.attests = self.shown_at() <= self.discovery.record.round + SKEW
+        self.intake.give_receipts(self.shown_at() <= self.discovery.record.round + SKEW)
+
+    def catch_up_with(self, round: int) -> None:
+        """Follow the others while this peer catches up with a round; 0: it does so no more."""
+        self.target = round
+        self.follow()
 
     def disbelieve(self, round: int) -> bool:
         """Ignore for a while those that signed for a round that was not to be found: only what is accepted here counts

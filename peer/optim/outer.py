@@ -100,6 +100,10 @@ class OuterState:
         for name, sparse in sent.tensors.items():
             subtract(self.error_feedback[name], sparse, self.manifest)
 
+    def keep_error_feedback(self, error_feedback: Grid) -> None:
+        """Go on with another error feedback: what a handover has added, or left."""
+        self.error_feedback = error_feedback
+
     def put_back(self, sent: Contribution) -> None:
         """e ← e + Δ̂: it counts in no round after all, and is owed again."""
         for name, sparse in sent.tensors.items():

@@ -124,7 +124,7 @@ def do_spot_checks(evaluator: Evaluator, outer: OuterLoop, service: SpotCheckSer
     async def check(asked: ReceivedPass) -> Likeness:
         return await followed.torch_thread.run(recomputation.likeness, followed.grids, followed.digests, asked)
 
-    service.check, service.clock = check, lambda: outer.clock
+    service.answer_with(check, lambda: outer.clock)
 
 
 async def hold_trials(evaluator: Evaluates, outer: OuterLoop) -> None:

@@ -108,7 +108,7 @@ async def serve_until_all_finished(outer: OuterLoop) -> None:
         await _have_all(outer)
     async with reporting_a_long_wait(outer.emit, lambda: _of_the_end(outer)):
         await catch_up(outer)  # what they took and this peer did not, or the other way round, no later round mends
-    outer.compared |= _has_met_who_knows(outer)
+    outer.mark_compared(outer.compared or _has_met_who_knows(outer))
     await outer.settle()
     outer.discovery.update_record(ending=False)
     if not outer.compared:
@@ -201,7 +201,7 @@ async def take_last_state(outer: OuterLoop, holds: bool = False) -> None:
         await outer.discovery.news.wait(1.0)
         await catch_up(outer)
     if outer.finished:
-        outer.compared = True
+        outer.mark_compared()
         await outer.settle()
     else:
         explanation = f"{outer.folder} has the one after round {outer.clock - 1}"

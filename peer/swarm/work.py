@@ -135,7 +135,7 @@ async def serve_datacenter(node: Node) -> None:
                             outer.emit(Progress(f"{error}; round {round} is not audited to its end"))
         outer.announce_finish()
         if outer.over and isinstance(replica, ShardedReplica):
-            replica.over = True
+            replica.end_run()
 
 
 @asynccontextmanager

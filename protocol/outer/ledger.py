@@ -259,13 +259,22 @@ class Ledger:
         self.folded = round
         return chosen
 
+    def keep_closed(self, round: int) -> None:
+        """Keep what is accepted of a round that is about to be closed."""
+        if accepted := self.entries(round):
+            self.closed[round] = accepted
+
+    def forget_closed(self, last: int) -> None:
+        """Forget what was accepted of closed rounds up to `last`."""
+        self.closed = {round: entries for round, entries in self.closed.items() if round > last}
+
     def adopt(self, folded: int, history: History) -> None:
         """Take another peer's word for all rounds up to `folded`. What was accepted of later rounds stays.
 
         A clock that ran ahead of the state's holders goes back to theirs, or it would close their rounds too early
         again and again.
         """
-        self.folded, self.history = folded, history
+        self.folded, self.history, self.closed = folded, history, {}
         self.begun = self.clock = max(folded + 1, min(self.clock, folded + 1 + self.window.width))
         for table in (self.accepted, self.waiting, self.checks):
             for round in [round for round in table if round <= folded]:

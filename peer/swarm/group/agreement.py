@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from peer.network.group import Link
 from peer.swarm import waits
-from peer.swarm.group.stage_round import InnerLoop
+from peer.swarm.group.stage_round import GroupLoop
 from peer.telemetry.events import Listener
 from protocol.codec.seating import AnswerFrame, OfferFrame
 from protocol.errors import LostMemberError
@@ -37,7 +37,7 @@ class Start:
     the inner step (from 0), and the digest over the outer state from which all begin."""
 
     offer: OfferFrame
-    loop: InnerLoop
+    loop: GroupLoop
     step: int
     group_digest: str
 

@@ -9,7 +9,7 @@ from peer.swarm.group.seats import GroupSeats
 from peer.swarm.group.session import GroupEvent
 from peer.swarm.group.spot_checks import SpotChecks
 from peer.swarm.group.stage_round import RoundText, StageRound
-from peer.swarm.group.stage_runner import Outcome, StageRunner
+from peer.swarm.group.stage_runner import StageRunner, StateEnd
 from peer.swarm.rounds import round_policy
 from peer.swarm.rounds.round_end import wait_for_round
 from peer.swarm.rounds.round_view import why_end_steps
@@ -42,8 +42,8 @@ class FirstStage(StageRunner):
 
     # Seats
 
-    async def _look_for_group(self, _: object) -> Outcome:
-        return Outcome(GroupEvent.CALLED)
+    async def _look_for_group(self, _: object) -> StateEnd:
+        return StateEnd(GroupEvent.CALLED)
 
     async def _take_seat(self, _: object) -> None:
         self.seats.lead()
@@ -71,7 +71,7 @@ class FirstStage(StageRunner):
 
     # Rounds
 
-    async def _await_offer(self, _: object) -> Outcome:
+    async def _await_offer(self, _: object) -> StateEnd:
         """Wait until the run has begun: it does when all the replicas of its manifest have formed.
 
         Raises:
@@ -82,9 +82,9 @@ class FirstStage(StageRunner):
             outer.emit(waits.for_the_beginning(outer.discovery.peers(), outer.manifest))
             self.seats.require_neighbours()
             await outer.discovery.news.wait(1.0)
-        return Outcome(GroupEvent.LEAVING if self.ends else GroupEvent.OFFERED)
+        return StateEnd(GroupEvent.LEAVING if self.ends else GroupEvent.OFFERED)
 
-    async def _load(self, _: object) -> Outcome:
+    async def _load(self, _: object) -> StateEnd:
         """Load the round that this first stage is at, and offer it."""
         self.seats.require_neighbours()
         stage_round, slot = self.stage_round, self.outer.discovery.record.slot
@@ -100,18 +100,18 @@ class FirstStage(StageRunner):
             stage_round.goal,
             stage_round.pace.bound(),
         )
-        return Outcome(GroupEvent.LOADED, offer)
+        return StateEnd(GroupEvent.LOADED, offer)
 
-    async def _after_comparing(self, answer: AnswerFrame) -> Outcome:
+    async def _after_comparing(self, answer: AnswerFrame) -> StateEnd:
         """End the round with the inner steps that there are of it, or begin it anew."""
         outer, stage_round = self.outer, self.stage_round
         if round_policy.is_abandoned(outer.discovery.record, [answer.round], outer.discovery.others()):
             outer.abandon_round(outer.clock)
         if stage_round.steps or answer.round > outer.clock:
-            return Outcome(GroupEvent.OVERTAKEN)
+            return StateEnd(GroupEvent.OVERTAKEN)
         await outer.settle_part(EMBEDDING)
         stage_round.forget()
-        return Outcome(GroupEvent.RETRIED)
+        return StateEnd(GroupEvent.RETRIED)
 
     @property
     def _source(self) -> RoundText:
@@ -120,7 +120,7 @@ class FirstStage(StageRunner):
     def _note_step(self, outcome: StepTaken) -> None:
         self.k_controller.note(outcome.seconds, outcome.sums.passes)
 
-    async def _end_round(self, _: object) -> Outcome:
+    async def _end_round(self, _: object) -> StateEnd:
         """Choose k for the next round, and end this one."""
         if chosen := self.k_controller.decide():
             self.outer.emit(CompressionChosen(self.k_controller.current, chosen))

@@ -46,11 +46,11 @@ class Handover:
 
     def open(self) -> None:
         """Take handovers from now on."""
-        self.service.open = True
+        self.service.open_for_offers()
 
     def close(self) -> None:
         """Take no handovers from now on: this peer leaves."""
-        self.service.open = False
+        self.service.close_for_offers()
         pending = self.service.next()
         if pending is not None:
             pending.answer.set_result("this peer leaves, too")
@@ -95,11 +95,11 @@ class Handover:
             for part, state in states.items()
         }
         for part, state in states.items():
-            state.error_feedback = sums[part]
+            state.keep_error_feedback(sums[part])
         if not handed_over.optimizer or trainer.warmed_up:
             return False
         trainer.load_optimizer(handed_over.optimizer)
-        outer.optimizer = handed_over.optimizer
+        outer.keep_optimizer(handed_over.optimizer)
         return True
 
     # The leaver's side
@@ -134,7 +134,7 @@ class Handover:
             successor.peer_id, await self._thread.run(lambda: pack_state(self._state_to_hand_over()))
         )
         for state in self._states().values():
-            state.error_feedback = {name: torch.zeros_like(tensor) for name, tensor in state.error_feedback.items()}
+            state.keep_error_feedback({name: torch.zeros_like(held) for name, held in state.error_feedback.items()})
         await self.outer.save({}, keep=1)
 
     async def _is_declined(self) -> bool:
@@ -156,7 +156,7 @@ class Handover:
             return False
         if reason:
             for part, state in self._states().items():
-                state.error_feedback = await self._thread.run(returned, state.error_feedback, handovers.blob, part)
+                state.keep_error_feedback(await self._thread.run(returned, state.error_feedback, handovers.blob, part))
         handovers.settle()
         await self.outer.save({})
         if reason:

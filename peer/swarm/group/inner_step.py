@@ -280,7 +280,7 @@ class InnerStep:
 
     async def _begin_next(self, end: EndFrame) -> None:
         """Begin the first microbatches of the next step, if there is one."""
-        self.schedule.more = 0 if end.last else self.late
+        self.schedule.go_on_with(0 if end.last else self.late)
         if end.last:
             return
         if self.source is not None:

@@ -8,7 +8,7 @@ from peer.swarm import waits
 from peer.swarm.group.inner_step import StepTaken
 from peer.swarm.group.session import GroupEvent
 from peer.swarm.group.stage_round import STEP_POLL_SECONDS, LeavingError
-from peer.swarm.group.stage_runner import Outcome, StageRunner
+from peer.swarm.group.stage_runner import StageRunner, StateEnd
 from peer.swarm.rounds import round_policy
 from peer.telemetry.decisions import Waiting
 from protocol.codec.seating import AnswerFrame, OfferFrame, unpack_offer
@@ -23,11 +23,11 @@ class LaterStage(StageRunner):
 
     # Seats
 
-    async def _look_for_group(self, _: object) -> Outcome:
+    async def _look_for_group(self, _: object) -> StateEnd:
         """Follow the rounds of the others until a stage before this one calls."""
         seats, outer = self.seats, self.outer
         await self.stage_round.follow(lambda: seats.is_called or outer.leaving, self._wait_for_a_group)
-        return Outcome(GroupEvent.LEAVING if self.ends else GroupEvent.CALLED)
+        return StateEnd(GroupEvent.LEAVING if self.ends else GroupEvent.CALLED)
 
     async def _take_seat(self, _: object) -> None:
         self.seats.sit_down()
@@ -47,7 +47,7 @@ class LaterStage(StageRunner):
 
     # Rounds
 
-    async def _await_offer(self, _: object) -> Outcome:
+    async def _await_offer(self, _: object) -> StateEnd:
         """Receive the next offer of the stage before. It may have to wait for others, whose rounds go on meanwhile.
 
         Raises:
@@ -63,7 +63,7 @@ class LaterStage(StageRunner):
             )
         if offer.members[0] != PeerId(self.seats.replica):
             raise upstream.breach("offers a round to another group than it has called for")
-        return Outcome(GroupEvent.OFFERED, offer)
+        return StateEnd(GroupEvent.OFFERED, offer)
 
     async def _receive_offer(self, upstream: Link) -> pb.Frame:
         async with Children() as children:
@@ -94,7 +94,7 @@ class LaterStage(StageRunner):
             patience += FURTHER_STAGE_SECONDS * self.index
         return looks * STEP_POLL_SECONDS
 
-    async def _load(self, offer: OfferFrame) -> Outcome:
+    async def _load(self, offer: OfferFrame) -> StateEnd:
         """Load the offered round, or go on with it if it is loaded.
 
         Raises:
@@ -103,13 +103,13 @@ class LaterStage(StageRunner):
         outer, stage_round = self.outer, self.stage_round
         await self._finish(offer.round - 1)
         if outer.clock > offer.round:
-            return Outcome(GroupEvent.LACKING, AnswerFrame(outer.clock))
+            return StateEnd(GroupEvent.LACKING, AnswerFrame(outer.clock))
         if stage_round.round != offer.round or offer.embedding_digest not in ("", stage_round.embedding_digest):
             await self._start_over(offer.embedding_digest)
         await stage_round.load(offer.round, offer.step, offer.compression, offer.goal)
         if offer.embedding_digest not in ("", stage_round.embedding_digest):
-            return Outcome(GroupEvent.LACKING, AnswerFrame(offer.round, 0, stage_round.embedding_digest))
-        return Outcome(GroupEvent.LOADED, offer)
+            return StateEnd(GroupEvent.LACKING, AnswerFrame(offer.round, 0, stage_round.embedding_digest))
+        return StateEnd(GroupEvent.LOADED, offer)
 
     async def _start_over(self, embedding_digest: str) -> None:
         """Load this round anew, with the token embedding that the group has. The steps that this stage has done from
@@ -119,9 +119,9 @@ class LaterStage(StageRunner):
             await self.stage_round.compare_with(self.seats.require_upstream().peer)
             await self.outer.settle_part(EMBEDDING)
 
-    async def _after_comparing(self, answer: AnswerFrame) -> Outcome:
+    async def _after_comparing(self, answer: AnswerFrame) -> StateEnd:
         """Have the stage before learn the same."""
-        return Outcome(GroupEvent.LACKING, answer)
+        return StateEnd(GroupEvent.LACKING, answer)
 
     def _note_step(self, outcome: StepTaken) -> None:
         """Leave it to the first stage to learn from a step."""

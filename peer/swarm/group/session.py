@@ -81,7 +81,7 @@ class GroupAction(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class StateRule:
     """The rule of one state: who or what ends it, how long it lasts at most, and what the owner is told meanwhile."""
 
     ended_by: str
@@ -91,53 +91,53 @@ class Rule:
 
 S, E, A = GroupState, GroupEvent, GroupAction
 
-RULES: dict[GroupState, Rule] = {
-    S.FREE: Rule(
+RULES: dict[GroupState, StateRule] = {
+    S.FREE: StateRule(
         ended_by="a stage before it, by a call; a first stage at once",
         bound="none for a spare: it follows the rounds meanwhile",
         shown="that it is a spare, and which stage is short",
     ),
-    S.SEATED: Rule(
+    S.SEATED: StateRule(
         ended_by="free volunteers of the stages behind, by taking their seats",
         bound="20 s for each stage behind, if another volunteer of this stage is free; all follow the rounds meanwhile",
         shown="which stages have nobody",
     ),
-    S.WHOLE: Rule(
+    S.WHOLE: StateRule(
         ended_by="the stage before, by an offer; a first stage once the run has begun",
         bound="two minutes, or 8 usual rounds, and 5 s for each stage before",
         shown="whose offer it waits for",
     ),
-    S.LOADING: Rule(
+    S.LOADING: StateRule(
         ended_by="this peer, when it has finished the rounds before and loaded this one",
         bound="the deadlines of the rounds before",
         shown="whose contributions it waits for",
     ),
-    S.ASKING: Rule(
+    S.ASKING: StateRule(
         ended_by="the stage behind, by an answer",
         bound="60 s, and 5 s for each stage behind",
         shown="after 10 s, whose answer it waits for",
     ),
-    S.COMPARING: Rule(
+    S.COMPARING: StateRule(
         ended_by="the stage behind, by what it holds and this one does not",
         bound="the timeout of a comparison, and of each fetch",
         shown="what it fetches",
     ),
-    S.READY: Rule(
+    S.READY: StateRule(
         ended_by="the stage before, by a start; a first stage at once",
         bound="60 s, and 5 s for each stage before",
         shown="after 10 s, whose start it waits for",
     ),
-    S.TRAINING: Rule(
+    S.TRAINING: StateRule(
         ended_by="the first stage, which says in each inner step whether it is the last",
         bound="the round's inner steps, each 20 times a usual one, and at least 20 s",
         shown="each step; after 10 s, whose frames it waits for",
     ),
-    S.ENDING: Rule(
+    S.ENDING: StateRule(
         ended_by="the others, by their contributions",
         bound="the round's deadline",
         shown="whose contributions it waits for",
     ),
-    S.LEFT: Rule(ended_by="nobody", bound="for good", shown="the outcome"),
+    S.LEFT: StateRule(ended_by="nobody", bound="for good", shown="the outcome"),
 }
 """The rule of each state."""
 

@@ -56,7 +56,7 @@ ANSWER_SECONDS = 90.0
 observer answers; and once more as long for one that was sent something false itself to act on that."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class PassInHand:
     """The payloads of one microbatch that have come: its token ids [b, L + 1], and samples, on the stage's device."""
 
@@ -93,7 +93,7 @@ class Received:
     def backward(self, number: int, gradients: Tensor | None) -> None:
         """Keep some of what came back; None at the last stage."""
         if number in self.passes:
-            self.passes[number].gradients = self._sample(gradients, backward=True)
+            self.passes[number] = replace(self.passes[number], gradients=self._sample(gradients, backward=True))
 
     def read(self, round: int, number: int) -> ReceivedPass | None:
         """Return the question about a microbatch; None: it has not come in both directions, or is not kept."""

@@ -49,7 +49,7 @@ neighbour that it waits for."""
 
 
 @dataclass(frozen=True, slots=True)
-class InnerLoop:
+class GroupLoop:
     """The inner loop of a stage in one round: its place between the neighbours, the samples of what they send, and the
     attempt of its group."""
 
@@ -84,7 +84,7 @@ class StageRound:
     """d / k of the frames of this round."""
     digests: dict[str, str] = field(default_factory=dict)
     """The digests of the outer state that the stage was loaded from, by part."""
-    inner_loop: InnerLoop | None = None
+    inner_loop: GroupLoop | None = None
     """The inner loop that is open; None: this stage is in none."""
     carried: Carried = field(default_factory=Carried)
     """What the last inner step has left to the next."""
@@ -133,7 +133,7 @@ class StageRound:
 
     # The inner loop
 
-    def open_loop(self, attempt: Attempt, upstream: Link | None, downstream: Link | None) -> InnerLoop:
+    def open_loop(self, attempt: Attempt, upstream: Link | None, downstream: Link | None) -> GroupLoop:
         """Make ready for the inner steps of the round that is loaded, over the links to the neighbours."""
         trainer, manifest = self.trainer, self.outer.manifest.at(self.compression)
         received = Received(manifest, trainer.index)
@@ -151,13 +151,13 @@ class StageRound:
             observer=received,
         )
         self.inner_loop, self.speed, self.carried = (
-            InnerLoop(pipeline, received, attempt),
+            GroupLoop(pipeline, received, attempt),
             0.0,
             Carried(self.carried.depth),
         )
         return self.inner_loop
 
-    def start(self, loop: InnerLoop, step: int, group_digest: str) -> None:
+    def start(self, loop: GroupLoop, step: int, group_digest: str) -> None:
         """Begin at this inner step, from the outer state of this digest, as all stages have agreed."""
         loop.received.begin(group_digest)
         self.steps = step
@@ -167,7 +167,7 @@ class StageRound:
         """The kind of the last inner step."""
         return self.compression, self.outer.manifest.inner.overlap > 0 and self.steps == 1
 
-    async def step(self, loop: InnerLoop, source: Source | None, overdue: Overdue) -> tuple[StepTaken, StepTimes]:
+    async def step(self, loop: GroupLoop, source: Source | None, overdue: Overdue) -> tuple[StepTaken, StepTimes]:
         """Take one inner step of this stage; `source` is stage 0's.
 
         Raises:
@@ -188,7 +188,7 @@ class StageRound:
         self.outer.record_arrivals()
         return outcome, StepTimes(seconds, *waited, outcome.sums.passes)
 
-    def _note_exchange(self, loop: InnerLoop) -> None:
+    def _note_exchange(self, loop: GroupLoop) -> None:
         """Note for receipts that every microbatch of a step has gone over both links, there and back."""
         index, pipeline = self.trainer.index, loop.pipeline
         for link, stage in ((pipeline.upstream, index - 1), (pipeline.downstream, index + 1)):

@@ -45,7 +45,7 @@ REGROUP_ROUNDS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class StateEnd:
     """The event that ended a state's work, and what the next state's work is given: an offer, an answer, an error."""
 
     event: GroupEvent
@@ -71,7 +71,7 @@ class StageRunner(ABC):
         """The members that have agreed on a round last; empty: none, or their group is broken."""
         self.announced_members: tuple[PeerId, ...] = ()
         """The members of the group that was told of last; empty: none, or it is broken."""
-        self._work: Mapping[GroupState, Callable[[Any], Awaitable[Outcome]]] = {
+        self._work: Mapping[GroupState, Callable[[Any], Awaitable[StateEnd]]] = {
             GroupState.FREE: self._look_for_group,
             GroupState.SEATED: self._fill_seats,
             GroupState.WHOLE: self._await_offer,
@@ -115,26 +115,26 @@ class StageRunner(ABC):
         """Train in one group after another, until the run is over or this peer leaves."""
         await self._resume()
         self.seats.open_for_calls()
-        outcome = Outcome(GroupEvent.ROUND_OVER)
+        end = StateEnd(GroupEvent.ROUND_OVER)
         while self.session.state is not GroupState.LEFT:
-            outcome = await self.advance(outcome.brought)
+            end = await self.advance(end.brought)
 
-    async def advance(self, brought: Any) -> Outcome:
+    async def advance(self, brought: Any) -> StateEnd:
         """Do the work of the session's state, and the act that follows. Returns the event between them, and what it
         brings to the next state's work."""
-        outcome = await self._work_on(brought)
-        await self._acts[self.session.take(outcome.event)](outcome.brought)
-        return outcome
+        end = await self._work_on(brought)
+        await self._acts[self.session.take(end.event)](end.brought)
+        return end
 
-    async def _work_on(self, brought: Any) -> Outcome:
+    async def _work_on(self, brought: Any) -> StateEnd:
         """Do the work of the state. Between two groups, and between two rounds, this peer may leave."""
         state = self.session.state
         if state in (GroupState.FREE, GroupState.WHOLE) and self.ends:
-            return Outcome(GroupEvent.LEAVING)
+            return StateEnd(GroupEvent.LEAVING)
         try:
             return await self._work[state](brought)
         except (LostMemberError, PeerError) as error:
-            return Outcome(GroupEvent.LEAVING) if self.ends else Outcome(GroupEvent.LOST, error)
+            return StateEnd(GroupEvent.LEAVING) if self.ends else StateEnd(GroupEvent.LOST, error)
 
     # What the first stage does otherwise
 
@@ -143,7 +143,7 @@ class StageRunner(ABC):
         await self.stage_round.resume_from_checkpoint()
 
     @abstractmethod
-    async def _look_for_group(self, _: object) -> Outcome:
+    async def _look_for_group(self, _: object) -> StateEnd:
         """Wait until this stage may take a seat in a group: CALLED."""
 
     @abstractmethod
@@ -159,15 +159,15 @@ class StageRunner(ABC):
         """Tell that every stage has a volunteer."""
 
     @abstractmethod
-    async def _await_offer(self, _: object) -> Outcome:
+    async def _await_offer(self, _: object) -> StateEnd:
         """Wait for the next round's offer: OFFERED."""
 
     @abstractmethod
-    async def _load(self, brought: Any) -> Outcome:
+    async def _load(self, brought: Any) -> StateEnd:
         """Load the round: LOADED with the offer to pass on, or LACKING with an answer."""
 
     @abstractmethod
-    async def _after_comparing(self, answer: AnswerFrame) -> Outcome:
+    async def _after_comparing(self, answer: AnswerFrame) -> StateEnd:
         """Decide how to go on after a stage behind has answered that it holds something else."""
 
     @property
@@ -181,7 +181,7 @@ class StageRunner(ABC):
 
     # Seats
 
-    async def _fill_seats(self, _: object) -> Outcome:
+    async def _fill_seats(self, _: object) -> StateEnd:
         """Wait until every stage behind has a volunteer. The rounds of the others go on meanwhile, and so do ours.
 
         Raises:
@@ -194,7 +194,7 @@ class StageRunner(ABC):
             if filling.done():
                 filling.result()
         self.seats.require_neighbours()
-        return Outcome(GroupEvent.LEAVING if self.ends else GroupEvent.FILLED)
+        return StateEnd(GroupEvent.LEAVING if self.ends else GroupEvent.FILLED)
 
     def _emit_formed(self, members: tuple[PeerId, ...], slot: int, reason: str) -> None:
         if members != self.announced_members:
@@ -203,7 +203,7 @@ class StageRunner(ABC):
 
     # A round
 
-    async def _ask_behind(self, offer: OfferFrame) -> Outcome:
+    async def _ask_behind(self, offer: OfferFrame) -> StateEnd:
         """Pass an offer on, and receive what the stages behind this one answer.
 
         Raises:
@@ -217,9 +217,9 @@ class StageRunner(ABC):
             with downstream.blamed():
                 answer = unpack_answer(frame, self.outer.manifest)
         agreed = answer.holds(offer)
-        return Outcome(GroupEvent.AGREED, Agreed(offer, answer)) if agreed else Outcome(GroupEvent.DIFFERS, answer)
+        return StateEnd(GroupEvent.AGREED, Agreed(offer, answer)) if agreed else StateEnd(GroupEvent.DIFFERS, answer)
 
-    async def _compare(self, answer: AnswerFrame) -> Outcome:
+    async def _compare(self, answer: AnswerFrame) -> StateEnd:
         """Fetch from the stage behind, which is ahead of this one or holds contributions that this one has not, what is
         lacking here."""
         if self.seats.downstream is not None:
@@ -231,7 +231,7 @@ class StageRunner(ABC):
         if self.seats.upstream is not None:
             self.seats.upstream.send(pack_answer(answer))
 
-    async def _await_start(self, agreed: Agreed) -> Outcome:
+    async def _await_start(self, agreed: Agreed) -> StateEnd:
         """Answer the stage before that all from here on are ready, and wait for the start.
 
         Raises:
@@ -248,7 +248,7 @@ class StageRunner(ABC):
                 step, digest = unpack_start(frame, step, offer.goal)
         if seats.downstream is not None:
             seats.downstream.send(pack_start(step, digest))
-        return Outcome(GroupEvent.STARTED, Start(offer, loop, step, digest))
+        return StateEnd(GroupEvent.STARTED, Start(offer, loop, step, digest))
 
     async def _receive(self, link: Link, stage: int, stages: int, round: int) -> Any:
         return await receive_in_time(link, stage, stages, round, self.outer.emit)
@@ -258,7 +258,7 @@ class StageRunner(ABC):
         self.agreed_members = start.offer.members
         self._emit_formed(start.offer.members, start.offer.slot, "the stage before it called this peer")
 
-    async def _train(self, start: Start) -> Outcome:
+    async def _train(self, start: Start) -> StateEnd:
         """Take inner steps until the round's end.
 
         Raises:
@@ -284,8 +284,8 @@ class StageRunner(ABC):
                 self.slow_members.step_taken(start.offer, stage_round.step_kind, times)
                 last = outcome.last
                 if self.outer.leaving and not last:
-                    return Outcome(GroupEvent.LEAVING)
-        return Outcome(GroupEvent.STEPS_DONE)
+                    return StateEnd(GroupEvent.LEAVING)
+        return StateEnd(GroupEvent.STEPS_DONE)
 
     async def _close_loop(self, _: object) -> None:
         self.stage_round.close_loop()
@@ -296,13 +296,13 @@ class StageRunner(ABC):
         `StageRound.finish_up_to` does."""
         await self.stage_round.finish_up_to(round, PeerId(self.seats.replica), lambda: self.seats.before_is_gone)
 
-    async def _end_round(self, _: object) -> Outcome:
+    async def _end_round(self, _: object) -> StateEnd:
         """Contribute, finish the round, and see whether groups change members."""
         round = self.stage_round.round or self.outer.clock
         better = self._better_group(round)
         await self._finish(round)
         regroups = better is not None and not self.ends
-        return Outcome(GroupEvent.REGROUPED, better) if regroups else Outcome(GroupEvent.ROUND_OVER)
+        return StateEnd(GroupEvent.REGROUPED, better) if regroups else StateEnd(GroupEvent.ROUND_OVER)
 
     def _better_group(self, round: int) -> list[PeerId] | None:
         """Return the group in which this peer shall be after this round, decided before it contributes; None: the

@@ -39,7 +39,7 @@ async def resume_from_folder(outer: OuterLoop) -> None:
     if candidates and not candidates[0].parts:  # it has left a stage since, and comes as a newcomer
         outer.discovery.update_record(contributed=0)
         for followed_part in followed.parts.values():
-            followed_part.left_after = candidates[0].contributed
+            followed_part.leave_stage(candidates[0].contributed)
     settled = checkpoint.last_settled(outer.folder)
     if settled is not None and settled.digests.keys() == {str(part) for part in followed.parts}:
         outer.progress.raise_to(settled.run, {Part(part): round for part, round in settled.held.items()})
@@ -47,7 +47,7 @@ async def resume_from_folder(outer: OuterLoop) -> None:
         settled = None
     closed = (followed_part.ledger.folded for followed_part in followed.parts.values())
     outer.begin_after(max(outer.clock - 1, settled.round if settled else 0, *closed))
-    outer.compared = settled is not None and outer.finished and settled.compared
+    outer.mark_compared(settled is not None and outer.finished and settled.compared)
     for part, followed_part in followed.parts.items():
         followed_part.ledger.advance(outer.clock)
         was = candidates[0].parts.get(part) if candidates else None  # None: this folder served another stage then
@@ -55,11 +55,8 @@ async def resume_from_folder(outer: OuterLoop) -> None:
             await reconciler.publish(part, candidates[0].contributed, was.contribution)
     reconciler.intake.restore()
     for part, followed_part in followed.parts.items():
-        followed_part.own |= {
-            entry.name.round: entry.sha256
-            for entry in followed_part.ledger.all_entries()
-            if entry.name.author == followed.me
-        }
+        own = [entry for entry in followed_part.ledger.all_entries() if entry.name.author == followed.me]
+        followed_part.own.update({entry.name.round: entry.sha256 for entry in own})
         followed.forget(part)
     if folded := max(followed_part.ledger.folded for followed_part in followed.parts.values()):
         reconciler.attested.resume(folded)
@@ -96,10 +93,9 @@ async def catch_up(outer: OuterLoop) -> RunPhase:
     except UnreachableError as error:
         outer.emit(Progress(f"cannot catch up yet: {error}"))
     finally:
-        witnesses.target = 0
         for followed in outer.followed.parts.values():
             followed.ledger.fall_back()
-        witnesses.follow()
+        witnesses.catch_up_with(0)
     outer.enter(phase := phase_of(outer.view()))
     return phase
 
@@ -139,7 +135,7 @@ async def _take_what_counts(outer: OuterLoop) -> int:
         outer.reconciler.intake.reconsider(part)
     await outer.finish(goal, took_part=False)
     await outer.save({})
-    outer.present = True
+    outer.mark_present()
     return 0
 
 
@@ -185,8 +181,7 @@ async def _take_contributions(outer: OuterLoop, shared: Collection[Part], goal: 
         needed = vouchers_needed(outer, part)
         least = goal if len(_abreast(outer, part, goal)) >= needed else 0  # one that says so alone may lie
         intake.catch_up(part, goal, needed, least)
-    outer.reconciler.witnesses.target = goal
-    outer.reconciler.witnesses.follow()
+    outer.reconciler.witnesses.catch_up_with(goal)
     if goal >= outer.clock:
         outer.emit(Progress(f"catching up with round {goal}"))
     for _ in range(REQUESTS_AN_ATTEMPT):

@@ -205,6 +205,18 @@ class OuterLoop:
         last = self.manifest.outer.rounds if self.missed_end else 0
         return tuple(peer for peer in self.discovery.others() if peer.round >= last)
 
+    def mark_present(self) -> None:
+        """Note that this peer is abreast of the run, and follows its rounds from now on."""
+        self.present = True
+
+    def mark_compared(self, compared: bool = True) -> None:
+        """Note whether this peer has looked, after the last round, whether the others hold what it holds."""
+        self.compared = compared
+
+    def keep_optimizer(self, optimizer: Mapping[str, Tensor]) -> None:
+        """Keep this state of the inner optimizer with the next checkpoint."""
+        self.optimizer = optimizer
+
     def mark_run_over(self) -> None:
         """Train no more: the operator's node says that the run is over, and this peer has missed its end."""
         self.missed_end = True
@@ -322,7 +334,7 @@ class OuterLoop:
 
     def publish_claims(self) -> None:
         """Say in every statement from now on what is closed."""
-        self.reconciler.claims = self.reconciler.attested.close({p: at.claims for p, at in self.followed.parts.items()})
+        self.reconciler.claim({part: followed.claims for part, followed in self.followed.parts.items()})
 
     def abandon_round(self, round: int) -> None:
         """Note that nobody can contribute to a round any more."""

@@ -1,6 +1,6 @@
 """The parts of the model that a peer follows: what counts in each, and the grids that follow from it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -45,6 +45,31 @@ class FollowedPart:
     """The digest of the grid; empty while the grid changes."""
     left_after: int = 0
     """The last round that this peer had contributed to when it left a stage, this one or another, to move; 0: none."""
+
+    def leave_stage(self, contributed: int) -> None:
+        """Note that this peer has left a stage after it had contributed to this round."""
+        self.left_after = contributed
+
+    def begin_change(self) -> None:
+        """Have no digest while the grid changes."""
+        self.digest = ""
+
+    def end_change(self, digest: str) -> None:
+        """Note the digest of the grid as it is now."""
+        self.digest = digest
+
+    def claim(self, claim: Claim) -> None:
+        """Tell the digest of closed rounds from now on, and of the last ones before them."""
+        earlier = [earlier for earlier in self.claims if earlier.folded < claim.folded]
+        self.claims = [*earlier, claim][-CLAIMS_KEPT:]
+
+    def forget_own(self, rounds: Collection[int]) -> None:
+        """Forget where this peer's own contributions to other rounds are."""
+        self.own = {round: sha256 for round, sha256 in self.own.items() if round in rounds}
+
+    def begin_anew(self) -> None:
+        """Have nothing of open rounds in the grid, which has become another's."""
+        self.settled, self.steps, self.claims, self.digest = {}, {}, [], ""
 
     def has_made(self, round: int) -> bool:
         """Whether this peer has made its contribution to a round, or may have, and has forgotten it as it moved."""
@@ -107,19 +132,18 @@ class FollowedParts:
             if round <= last or round in closed:
                 while (after := followed.ledger.chosen(round)) != (before := followed.settled.get(round, {})):
                     contributions = await self.read_all(before), await self.read_all(after)
-                    followed.digest = ""
+                    followed.begin_change()
                     await self.torch_thread.run(followed.state.replace, *contributions)
                     followed.settled[round] = after  # the set may have changed meanwhile
                     followed.steps[round] = {
                         contribution.name.author: contribution.steps for contribution in contributions[1]
                     }
             if round in closed:
-                if accepted := followed.ledger.entries(round):
-                    followed.ledger.closed[round] = accepted
+                followed.ledger.keep_closed(round)
                 followed.ledger.fold(round)
                 followed.steps.pop(round, None)
                 await self._fold(part, followed.settled.pop(round, {}), lasting=round > closed[-1] - SNAPSHOTS_KEPT)
-        followed.digest = await self.torch_thread.run(grid_digest, followed.state.grid)
+        followed.end_change(await self.torch_thread.run(grid_digest, followed.state.grid))
 
     def is_settled(self, last: int) -> bool:
         """Whether every grid has what the ledgers say of rounds up to `last`."""
@@ -151,13 +175,11 @@ class FollowedParts:
         """Drop the contributions to rounds that are closed for long, but one's own while a state may be adopted that
         counts them or not."""
         followed = self.parts[part]
-        folded, closed = followed.ledger.folded, followed.ledger.closed
+        folded = followed.ledger.folded
         last = folded - rounds_kept(self.manifest, part)
-        followed.ledger.closed = {round: entries for round, entries in closed.items() if round > last}
-        remembered = followed.authored.sent.keys() | followed.authored.returned.keys()
-        followed.own = {
-            round: sha256 for round, sha256 in followed.own.items() if round > folded or round in remembered
-        }
+        followed.ledger.forget_closed(last)
+        open_rounds = {round for round in followed.own if round > folded}
+        followed.forget_own(open_rounds | followed.authored.sent.keys() | followed.authored.returned.keys())
         self.contribution_store.drop(part, last, keep=followed.own.values())
 
     def _keep(self, part: Part) -> None:
@@ -174,18 +196,17 @@ class FollowedParts:
     def claim(self, header: Header) -> None:
         """Tell the digest of the closed rounds from now on."""
         followed = self.parts[header.part]
-        claim = Claim(header.round, header.digest, header.history.total(), bool(followed.state.error_feedback))
-        followed.claims = [*(claim for claim in followed.claims if claim.folded < header.round), claim][-CLAIMS_KEPT:]
+        is_author = bool(followed.state.error_feedback)
+        followed.claim(Claim(header.round, header.digest, header.history.total(), is_author))
 
     async def adopt(self, header: Header, folded: Grid) -> int:
         """Take a state over, from this disk or from others; how many of our contributions count nowhere in it, and go
         back into the error feedback."""
         followed = self.parts[header.part]
         followed.ledger.adopt(header.round, header.history.copy())
-        followed.ledger.closed = {}
         self.reading = header.reading or self.reading
         await self.torch_thread.run(followed.state.adopt, folded)
-        followed.settled, followed.steps, followed.claims, followed.digest = {}, {}, [], ""
+        followed.begin_anew()
         self.claim(header)
         return await self._account(followed)
 

@@ -59,7 +59,7 @@ async def wait_for_round(
         outer.record_arrivals()
         round_seen, now = see_round(outer, round, trains=False), monotonic()
         if round_seen.passed is None and (round_policy.others_have_gone_on(round_seen) or not round_seen.led):
-            outer.arrivals_of(round).passed = now
+            outer.arrivals_of(round).mark_passed(now)
         seconds_left = round_policy.seconds_left(round_seen, outer.pace, now)
         if seconds_left is not None and seconds_left <= 0:
             furthest = outer.reconciler.witnesses.most_shown()

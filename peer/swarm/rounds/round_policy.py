@@ -1,6 +1,7 @@
 """The deadline of an outer round for a peer: how long slow replicas are waited for, and when the round ends. Both are
 decided from the arrivals of this round and of past ones, and from the time. Pure."""
 
+import math
 from collections import deque
 from collections.abc import Collection, Container, Sequence
 from dataclasses import dataclass, field
@@ -74,8 +75,10 @@ class Pace:
         `started` is when this round began, `arrivals` when each contribution came, in seconds of one clock.
         """
         half = self._half(started, arrivals, expected)
-        if half is None:
-            return None
+        return None if half is None else self._deadline(half, started, expected, last)
+
+    def _deadline(self, half: float, started: float, expected: int, last: bool = False) -> float:
+        """Return the time until which a round waits of which half of the contributions were in at `half`."""
         length = max(0.0, half - started)
         most, usual = self._most(length, expected), self._known(expected)
         if last or usual is None:
@@ -87,8 +90,8 @@ class Pace:
 
     def stop(self, started: float, arrivals: Sequence[float], expected: int) -> float | None:
         """Return the time at which a replica that is not done yet ends its inner loop."""
-        until, half = self.wait(started, arrivals, expected), self._half(started, arrivals, expected)
-        return None if until is None or half is None else half + EARLY_SHARE * (until - half)
+        half = self._half(started, arrivals, expected)
+        return None if half is None else half + EARLY_SHARE * (self._deadline(half, started, expected) - half)
 
     def remember(self, started: float, arrivals: Sequence[float], expected: int) -> None:
         """A round has ended. What came after `stop` tells nothing of how long to wait: it was cut short, and came when
@@ -99,7 +102,7 @@ class Pace:
         in_time = [arrival for arrival in arrivals if arrival <= max(half, stop)]
         delay, is_whole = max(in_time) - half, len(in_time) >= expected
         if (usual := self._known(expected)) is not None:
-            self._charge(started, arrivals, expected, usual)
+            self._charge(started, max(half, self._usual_half(started)), arrivals, expected, usual)
         if half - started >= self.usual / 2:  # else this peer catches up, and finds all there
             was_cut = stop < half + (usual or 0.0)  # a replica that is as quick as usual
             self._measure(started, delay, is_whole and not was_cut, expected)
@@ -136,12 +139,9 @@ class Pace:
             usual = median(self.complete)
             self.usual_delays[expected] = min(self.usual_delays.get(expected, usual), usual)
 
-    def _charge(self, started: float, arrivals: Sequence[float], expected: int, usual: float) -> None:
+    def _charge(self, started: float, half: float, arrivals: Sequence[float], expected: int, usual: float) -> None:
         """Charge a part of a round that has ended for what it has waited beyond the usual delay."""
-        until, half = self.wait(started, arrivals, expected), self._half(started, arrivals, expected)
-        assert until is not None
-        assert half is not None
-        length = max(0.0, half - started)
+        until, length = self._deadline(half, started, expected), max(0.0, half - started)
         ended = min(until, max(half, *arrivals)) if len(arrivals) >= expected else until
         charge = ended - half - usual - CREDIT_SHARE * (length + usual)
         if started == self.measured:
@@ -160,7 +160,11 @@ class Pace:
         """Return the time at which half of the contributions were in, but not before they usually are: the steps of a
         broken group come early."""
         half = halfway(arrivals, expected)
-        return half if half is None or not self.halves else max(half, started + median(self.halves))
+        return None if half is None else max(half, self._usual_half(started))
+
+    def _usual_half(self, started: float) -> float:
+        """Return the time at which half of the contributions to a round usually are in; before any: not known."""
+        return started + median(self.halves) if self.halves else -math.inf
 
 
 def halfway(arrivals: Sequence[float], expected: int) -> float | None:
@@ -177,6 +181,10 @@ class RoundArrivals:
     started: float
     arrivals: dict[Part, dict[PeerId, float]] = field(default_factory=dict)
     passed: float | None = None
+
+    def mark_passed(self, now: float) -> None:
+        """Note that the others have gone on."""
+        self.passed = now
 
     def lasted(self, part: Part) -> dict[PeerId, float]:
         """The seconds from the round's beginning to the arrival of each contribution to a part."""

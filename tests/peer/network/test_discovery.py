@@ -153,7 +153,7 @@ def test_a_peer_that_gives_up_an_address_is_said_to_have_moved_and_one_that_name
     authority = Authority(RUN, operator.peer_id)
     ours, theirs = (discovery(tmp_path / name, operator, NoDht(), authority) for name in ("a", "b"))
     moves = list[tuple[str, str]]()
-    ours.on_move = lambda before, now: moves.append((before.address, now.address))
+    ours.report_moves_to(lambda before, now: moves.append((before.address, now.address)))
     first = theirs.record.address
 
     def hear(**says: object) -> None:

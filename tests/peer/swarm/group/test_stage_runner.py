@@ -21,7 +21,7 @@ from peer.swarm.group.first_stage import FirstStage
 from peer.swarm.group.later_stage import LaterStage
 from peer.swarm.group.seats import GroupSeats
 from peer.swarm.group.session import GroupAction, GroupEvent, GroupSession, GroupState
-from peer.swarm.group.stage_runner import Outcome, StageRunner
+from peer.swarm.group.stage_runner import StageRunner, StateEnd
 from peer.swarm.group.stragglers import StepPace, patience_with
 from peer.telemetry.events import Event, GroupBroken, GroupFormed
 from peer.telemetry.group_decisions import Dismissed
@@ -207,7 +207,7 @@ class Group:
         assert runner.session.state is GroupState.FREE
 
 
-async def agree(runner: StageRunner) -> Outcome:
+async def agree(runner: StageRunner) -> StateEnd:
     """Run a session from WHOLE until an inner loop has started, or it is known that none does. Returns the event that
     ended it."""
     outcome = await runner.advance(None)
