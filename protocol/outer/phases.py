@@ -69,7 +69,7 @@ PHASES: dict[RunPhase, Rule] = {
         ended_by="a peer that holds the last state, by giving it",
         bound="5 s where this peer does not stay to hold the model",
         shown="that the run is over, and whether the last state is here",
-        next=frozenset({P.LINGERING, P.DONE}),
+        next=frozenset({P.SETTLING, P.LINGERING, P.DONE}),
     ),
     P.SETTLING: Rule(
         ended_by="the others, when all have finished the last round and hold the same",

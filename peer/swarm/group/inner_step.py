@@ -128,7 +128,7 @@ class Pipeline:
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """What an inner step leaves to the next one of its round.
+    """The things that an inner step leaves to the next one of its round.
 
     `depth`: microbatches in flight at most, as the step has measured; 0: as many as 1F1B has. `norms`: the sums Σ g² of
     this stage and of those behind it, where stages clip by each other's norms. `begun`: microbatches of the next step
@@ -179,7 +179,7 @@ class InnerStep:
         self.seconds = dict(carried.seconds)
         """The seconds that the passes of each microbatch have taken, by its number in the round."""
         self.batches = {} if carried.batch is None else {step: carried.batch}
-        """What the first stage has read, by step."""
+        """The batches that the first stage has read, by step."""
         self.waiting: Link | None = None
         """The link on which something is due now, while this stage has nothing to compute."""
         self.waited = {pipeline.upstream: 0.0, pipeline.downstream: 0.0}

@@ -87,7 +87,7 @@ class StageRound:
     inner_loop: GroupLoop | None = None
     """The inner loop that is open; None: this stage is in none."""
     carried: Carried = field(default_factory=Carried)
-    """What the last inner step has left to the next."""
+    """The things that the last inner step has left to the next."""
     speed: float = 0.0
     """Tokens a second that this stage's own passes made in the last step; 0: none since the loop began."""
     bytes_sent: int = 0

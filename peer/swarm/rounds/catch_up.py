@@ -55,8 +55,9 @@ async def resume_from_folder(outer: OuterLoop) -> None:
             await reconciler.publish(part, candidates[0].contributed, was.contribution)
     reconciler.intake.restore()
     for part, followed_part in followed.parts.items():
-        own = [entry for entry in followed_part.ledger.all_entries() if entry.name.author == followed.me]
-        followed_part.own.update({entry.name.round: entry.sha256 for entry in own})
+        for entry in followed_part.ledger.all_entries():
+            if entry.name.author == followed.me:
+                followed_part.own[entry.name.round] = entry.sha256
         followed.forget(part)
     if folded := max(followed_part.ledger.folded for followed_part in followed.parts.values()):
         reconciler.attested.resume(folded)

@@ -8,7 +8,7 @@ from peer.swarm.roles import authors
 from peer.swarm.rounds import round_policy
 from peer.swarm.rounds.outer_round import OuterLoop
 from peer.swarm.rounds.round_policy import RoundSeen
-from peer.swarm.rounds.round_view import awaited, see_round
+from peer.swarm.rounds.round_view import awaited_authors, see_round
 from peer.telemetry.decisions import Waiting
 from protocol.clock import monotonic
 from protocol.identity import EMBEDDING
@@ -25,7 +25,7 @@ async def finish_round(outer: OuterLoop, round: int) -> dict[str, int]:
             return {}
         await _ask_who_is_ahead(outer, applied_round)
         for part in outer.followed.parts:
-            arrivals, count = outer.arrivals_of(applied_round), len(awaited(outer, part, applied_round))
+            arrivals, count = outer.arrivals_of(applied_round), len(awaited_authors(outer, part, applied_round))
             outer.pace.remember(arrivals.started, arrivals.arrived(part), count)
         outer.credited.look(outer.emit, outer.followed.parts, applied_round, outer.discovery.record)
     await outer.finish(max(round, outer.clock - 1))
@@ -34,7 +34,7 @@ async def finish_round(outer: OuterLoop, round: int) -> dict[str, int]:
         for part, followed in outer.followed.parts.items()
     }
     for applied_round in applied if outer.workload.looks else ():
-        arrivals, expected = outer.arrivals_of(applied_round), awaited(outer, EMBEDDING, applied_round)
+        arrivals, expected = outer.arrivals_of(applied_round), awaited_authors(outer, EMBEDDING, applied_round)
         outer.workload.note(applied_round, monotonic() - arrivals.started, arrivals.lasted(EMBEDDING), expected)
     if outer.discovery.record.contributed < round:
         await outer.save({})

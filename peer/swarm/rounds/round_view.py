@@ -25,7 +25,7 @@ def see_round(outer: OuterLoop, round: int, trains: bool) -> RoundSeen:
     for part, followed in outer.followed.parts.items():
         authors = frozenset(followed.ledger.accepted.get(round, ()))
         never = frozenset[PeerId]() if trains else frozenset({outer.followed.me}) - authors
-        parts.append(PartSeen(awaited(outer, part, round) - never, authors, arrivals.arrived(part)))
+        parts.append(PartSeen(awaited_authors(outer, part, round) - never, authors, arrivals.arrived(part)))
     least = round_policy.least_contributions(round, outer.clock, outer.manifest.replicas.total, outer.gathered)
     return RoundSeen(
         round=round,
@@ -47,7 +47,7 @@ def _may_be_led(outer: OuterLoop, round: int) -> bool:
     return round_policy.may_be_led(others, me, round + outer.manifest.outer.delay, contributed)
 
 
-def awaited(outer: OuterLoop, part: Part, round: int) -> frozenset[PeerId]:
+def awaited_authors(outer: OuterLoop, part: Part, round: int) -> frozenset[PeerId]:
     """The authors whose contributions a round waits for: in the first, all who say that they train; later, those of
     them that have contributed lately. A newcomer's first contribution, and that of one who was away, may come late,
     and counts all the same."""
