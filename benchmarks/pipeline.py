@@ -179,8 +179,7 @@ class Expert(torch.nn.Module):
         out = self.stage(x, tokens[:, :-1])
         if not self.last:
             return out
-        losses = torch.nn.functional.cross_entropy(out.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
-        return losses.view(len(tokens), -1).mean(1)
+        return self.stage.lm_head(out, tokens[:, 1:]).expand(len(tokens))  # of each sequence the mean of all
 
 
 def serve_expert(index: int, manifest: Manifest) -> None:

@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -59,10 +61,10 @@ class Processes:
 
 @contextlib.contextmanager
 def started(commands: Sequence[Sequence[str]]) -> Iterator[Processes]:
-    """A process for each command, for as long as the block lasts."""
-    children = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for command in commands
-    ]
+    """A process for each command, for as long as the block lasts. Those that it has started itself end with it: they
+    hold its output, for whose end a caller waits."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    children = [subprocess.Popen(command, **pipes, text=True, start_new_session=True) for command in commands]
     try:
         yield Processes(children)
     finally:
@@ -74,5 +76,7 @@ def started(commands: Sequence[Sequence[str]]) -> Iterator[Processes]:
                 each.wait(END_SECONDS)
             except subprocess.TimeoutExpired:
                 each.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(each.pid, signal.SIGKILL)
             assert each.stdout is not None
             each.stdout.close()
