@@ -26,11 +26,11 @@ from peer.lab.replicas import Grids, InnerLoop, LabReplica, LabSwarm, Trained
 from peer.lab.switches import Switches
 from peer.model.embedding import DenseEmbedding, Embedding, FactoredEmbedding
 from peer.model.head import Head
-from peer.model.linear import Linear
 from peer.model.ngrams import Ngrams, ngram_rows
 from peer.optim.inner import AdamW, OptimizerState, clip_factor
 from peer.optim.muon import COEFFICIENTS, ITERATIONS, MOMENTUM, SMALLEST_NORM, Muon, step_scale
 from peer.telemetry.events import Listener, StepDone
+from protocol.architectures.llama.layer import Linear
 from protocol.manifest import Manifest
 
 WIDEST = 512

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from peer.optim.grid import to_float
 from peer.optim.outer import Grid
 from peer.telemetry.events import Listener, Progress
+from protocol.architectures import llama
 from protocol.errors import FormatError, ResourceError, UserError
 from protocol.files import sync_folder
 from protocol.identity import Part, PeerId, stage_part
@@ -131,7 +132,7 @@ def write_export(collected: Collected, folder: Path, losses: HeldOutLosses | Non
         cut = manifest.replicas.layers if in_groups else ()
         _write_json(partial / CONFIG, config_of(manifest.model, cut, manifest.ngrams))
         if manifest.ngrams.most:
-            shutil.copyfile(Path(__file__).with_name(MODELING_FILE), partial / MODELING_FILE)
+            shutil.copyfile(Path(llama.__file__).with_name(MODELING_FILE), partial / MODELING_FILE)
         tokenizer = collected.file(TOKENIZER)
         shutil.copyfile(tokenizer, partial / TOKENIZER)
         end = read_tokenizer(tokenizer, manifest.model.vocabulary).id_to_token(manifest.model.end_of_text)

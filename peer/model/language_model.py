@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from peer.model.linear import Linear
-from peer.model.llama import KeyValues, rotary_tables
+from peer.model.head import Head
 from peer.model.stage import Decoder
+from protocol.architectures.llama.layer import KeyValues, rotary_tables
 from protocol.layout import EMBEDDING_TENSOR, whole_layout
 from protocol.model_sizes import Model, NgramTables
 
@@ -42,7 +42,7 @@ class LanguageModel(nn.Module):
         self.sizes, self.ngrams = sizes, ngrams
         self.model = Decoder(sizes, range(sizes.layers), True, ngrams)
         self.model.embed_tokens = nn.Embedding.from_pretrained(torch.empty(sizes.vocabulary, sizes.d))
-        self.lm_head = Linear(sizes.d, sizes.vocabulary)
+        self.lm_head = Head(sizes.d, sizes.vocabulary)
 
     @torch.no_grad()
     def load(self, read: Callable[[str], Tensor]) -> None:
@@ -74,8 +74,7 @@ class LanguageModel(nn.Module):
                 rows_BLD = self.model.ngrams[name](seen_BL, sizes.d)[:, -length:]
                 x_BLD = x_BLD + rows_BLD
             x_BLD = layer(x_BLD, cos_LH, sin_LH, past.layers[i] if past is not None else None)
-        logits_BLV: Tensor = self.lm_head(self.model.norm(x_BLD))
-        return logits_BLV
+        return F.linear(self.model.norm(x_BLD), self.lm_head.weight)
 
     def begin(self) -> Past:
         """Return the state of a text that begins: nothing yet."""

@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 from peer.model.gradient_scale import GradientScale
 from peer.model.head import Head
-from peer.model.llama import Layer, rotary_tables
 from peer.model.ngrams import Ngrams
+from protocol.architectures.llama.layer import Layer, rotary_tables
 from protocol.manifest import Manifest
 from protocol.model_sizes import Model, NgramTables
 

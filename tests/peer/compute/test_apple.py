@@ -8,9 +8,9 @@ from peer.compute.arithmetic import Arithmetic, Precision
 from peer.compute.calibration import a_microbatch
 from peer.compute.evaluation import Evaluator
 from peer.compute.trainer import StageTrainer
-from peer.model import llama
 from peer.model.language_model import LanguageModel, Sampling, generate
 from peer.optim.inner import clip_factor
+from protocol.architectures.llama import layer as llama
 from tests.peer.compute.test_replica import SIZES, batches, genesis, manifest
 from tests.reference.apple import AppleOnly
 from tests.reference.boundary import orthonormal

@@ -10,7 +10,7 @@ from torch import Tensor
 from peer.compute.arithmetic import Arithmetic, Precision, precision_on
 from peer.compute.replica import WholeReplica
 from peer.compute.trainer import StageTrainer
-from peer.model import llama
+from protocol.architectures.llama import layer as llama
 from protocol.errors import DivergedError, ResourceError
 from protocol.manifest import Manifest
 from tests.peer.compute.test_replica import batches, genesis, manifest

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.autograd import backward
 
-from peer.model import llama
 from peer.model.embedding import DenseEmbedding
 from peer.model.stage import Stage
+from protocol.architectures.llama import layer as llama
 from protocol.identity import stage_part
 from protocol.layout import EMBEDDING_TENSOR, model_layout, part_layout
 from protocol.manifest import Manifest, check_manifest

@@ -11,7 +11,6 @@ from torch import Tensor
 from peer.compute.arithmetic import Arithmetic
 from peer.compute.trainer import StageTrainer
 from peer.model.head import SLICE_TOKENS as TOKENS_OF_THE_HEAD
-from peer.model.llama import Layer, rotary_tables
 from peer.optim.inner import MOMENTS
 from peer.optim.muon import orthogonal
 from peer.optim.outer import OuterState
@@ -30,6 +29,7 @@ from peer.planning.memory import (
     parts_of,
     trained_values,
 )
+from protocol.architectures.llama.layer import Layer, rotary_tables
 from protocol.layout import elements, part_layout
 from protocol.manifest import Manifest, check_manifest
 

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.autograd import backward
 
-from peer.model.linear import Linear
-from peer.model.llama import Layer, rotary_tables, rotate
+from protocol.architectures.llama.layer import Layer, Linear, rotary_tables, rotate
 from protocol.manifest import Manifest, check_manifest
 from tests.reference import llama as reference
 from tests.reference.llama import random_weights, small_manifests

@@ -1,0 +1,1 @@
+"""LLaMA: RMSNorm, rotary positions, grouped-query attention, SwiGLU, untied embeddings."""
