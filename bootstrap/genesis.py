@@ -158,21 +158,21 @@ def principal_basis(checkpoint: ModelFolder) -> NDArray[np.float32]:
     d = checkpoint.model.d
     written = np.zeros((d, d))
     for name in checkpoint.layout:
-        if writes_residual(name):
+        if writes_residual(checkpoint.model, name):
             weight = checkpoint.read(name)
             written += weight @ weight.T
     return np.linalg.eigh(written)[1][:, ::-1].astype(np.float32)
 
 
 def genesis_tensor(manifest: Manifest, name: str, shape: Shape) -> NDArray[np.int32]:
-    """The first weights of one tensor, in units of 2⁻²⁶: normal; one for the scale of a norm; and nothing in n-gram
-    tables, so that a model begins as it would without."""
+    """The first weights of one tensor, in units of 2⁻²⁶: normal; one for gains and nothing for biases; and nothing
+    in n-gram tables, so that a model begins as it would without."""
     if name.startswith(NGRAM_PREFIX):
         return np.zeros(shape, np.int32)
-    if name.endswith("norm.weight"):
-        return array_to_units(np.ones(shape, np.float32))
+    if len(shape) == 1:
+        return array_to_units(np.full(shape, name.endswith(".weight"), np.float32))
     deviation = STANDARD_DEVIATION
-    if writes_residual(name):
+    if writes_residual(manifest.model, name):
         deviation /= math.sqrt(2 * manifest.model.layers)
     values = _random(manifest, name).standard_normal(shape, dtype=np.float32)
     values *= np.float32(deviation)

@@ -3,15 +3,16 @@
 All arithmetic is of integers, so every peer, whatever machine it is on, cuts a model alike. Costs only rank cuts: what
 a stage really takes of a machine is estimated where torch is.
 
-Letters: d width of the residual stream, F width of SwiGLU, V token ids, L tokens of a sequence, k dimensions of the
-subspace between stages of a compressed group.
+Letters: d width of the residual stream, V token ids, k dimensions of the subspace between stages of a compressed group.
 """
 
 import heapq
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from protocol.architectures import architecture_of
 from protocol.model_sizes import Model
 
 Balance = Literal["count", "memory", "compute"]
@@ -20,9 +21,6 @@ CUT_TRAINED_BYTES = 16
 """The bytes of a trained value on the device: weight, gradient and AdamW's two moments, in fp32."""
 
 FP32_BYTES = 4
-
-KEPT_WIDTHS = 20
-"""fp32 values that a layer keeps of each token for its backward pass, in units of d; SwiGLU's are 4 F more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +83,19 @@ def cheapest_cut(layers: int, costs: Sequence[StageCost]) -> tuple[int, ...]:
     return tuple(cut)
 
 
+def matrix_values(model: Model) -> int:
+    """The values of a layer's matrices."""
+    return sum(math.prod(shape) for shape in architecture_of(model).layer_layout(model).values() if len(shape) == 2)
+
+
 def compute_costs(model: Model, stages: int, sizes: GroupSizes) -> list[StageCost]:
     """The operations for one token of each stage of a group, forward and backward.
 
-    A matrix takes 6 for each value, attention 6 L d a layer (half of the square, as it is causal), and the head 6 d V.
+    A matrix takes 6 for each value, attention 6 for each multiplication, and the head 6 d V.
     What a stage projects for a neighbour, or restores, takes 4 d k, as does the first stage's Z: the basis is not
     trained. To look up takes none.
     """
-    a_layer = 6 * (model.matrix_values + model.context * model.d)
+    a_layer = 6 * (matrix_values(model) + architecture_of(model).layer_costs(model).attention)
     head, projection, last = 6 * model.d * model.vocabulary, 4 * model.d * sizes.subspace, stages - 1
     return [
         StageCost(
@@ -114,13 +117,14 @@ def memory_costs(model: Model, stages: int, sizes: GroupSizes) -> list[StageCost
     embedding, last = model.vocabulary * model.d, stages - 1
     first_embedding = model.vocabulary * sizes.subspace if sizes.subspace and sizes.factored else embedding
     anchor = FP32_BYTES * embedding if sizes.subspace else 0
-    activation_bytes = FP32_BYTES * sizes.microbatch * model.context * (KEPT_WIDTHS * model.d + 4 * model.ffn)
+    costs = architecture_of(model).layer_costs(model)
+    activation_bytes = FP32_BYTES * sizes.microbatch * model.context * costs.cut_kept
     return [
         StageCost(
             fixed=anchor
             + CUT_TRAINED_BYTES * (sizes.looked_up if stage else first_embedding)
             + CUT_TRAINED_BYTES * embedding * (stage == last),
-            a_layer=CUT_TRAINED_BYTES * model.matrix_values
+            a_layer=CUT_TRAINED_BYTES * matrix_values(model)
             + activation_bytes * min(stages - stage, sizes.microbatches),
         )
         for stage in range(stages)

@@ -1,9 +1,10 @@
 """The cut of the model into parts: which tensors, of which shapes, each part holds. Pure arithmetic, no torch.
 
-Tensor names are those of Hugging Face's LLaMA, so that an export is a renaming of nothing. What a LLaMA has not are
-n-gram tables (`peer/model/ngrams.py`), which the stages behind the first may have.
+A layer's tensors, and the last norm's, are those of the model's architecture. Every model has a token embedding and a
+head, and the stages behind the first may have n-gram tables (`peer/model/ngrams.py`).
 """
 
+from protocol.architectures import architecture_of
 from protocol.identity import EMBEDDING, Part, stage_part
 from protocol.manifest import Manifest
 from protocol.model_sizes import Model, NgramTables
@@ -15,21 +16,17 @@ Layout = dict[str, Shape]
 
 def layer_layout(model: Model, layer: int) -> Layout:
     """The tensors of one decoder layer."""
-    head = model.d // model.heads
-    prefix = f"model.layers.{layer}"
-    return {
-        f"{prefix}.input_layernorm.weight": (model.d,),
-        f"{prefix}.self_attn.q_proj.weight": (model.heads * head, model.d),
-        f"{prefix}.self_attn.k_proj.weight": (model.kv_heads * head, model.d),
-        f"{prefix}.self_attn.v_proj.weight": (model.kv_heads * head, model.d),
-        f"{prefix}.self_attn.o_proj.weight": (model.d, model.heads * head),
-        f"{prefix}.post_attention_layernorm.weight": (model.d,),
-        f"{prefix}.mlp.gate_proj.weight": (model.ffn, model.d),
-        f"{prefix}.mlp.up_proj.weight": (model.ffn, model.d),
-        f"{prefix}.mlp.down_proj.weight": (model.d, model.ffn),
-    }
+    tensors = architecture_of(model).layer_layout(model)
+    return {f"{LAYER_PREFIX}{layer}.{name}": shape for name, shape in tensors.items()}
 
 
+def end_layout(model: Model) -> Layout:
+    """The tensors behind the last layer: the norm's, and the head."""
+    norm = {f"model.norm.{name}": shape for name, shape in architecture_of(model).norm_layout(model).items()}
+    return norm | {HEAD_TENSOR: (model.vocabulary, model.d)}
+
+
+LAYER_PREFIX = "model.layers."
 NGRAM_PREFIX = "model.ngrams."
 
 
@@ -50,12 +47,12 @@ def multiplies(tensor: str) -> bool:
 
 def is_layer_matrix(tensor: str, shape: Shape) -> bool:
     """Whether a tensor is a matrix of a layer, which Muon may move: no norm, head, or token embedding."""
-    return tensor.startswith("model.layers.") and len(shape) == 2
+    return tensor.startswith(LAYER_PREFIX) and len(shape) == 2
 
 
-def writes_residual(tensor: str) -> bool:
+def writes_residual(model: Model, tensor: str) -> bool:
     """Whether a tensor is a matrix [d, inputs] whose product is added to the residual stream."""
-    return tensor.endswith(("o_proj.weight", "down_proj.weight"))
+    return tensor.startswith(LAYER_PREFIX) and tensor.endswith(architecture_of(model).residual_writers)
 
 
 EMBEDDING_TENSOR = "model.embed_tokens.weight"
@@ -76,7 +73,7 @@ def model_layout(manifest: Manifest) -> dict[Part, Layout]:
         for layer in layers:
             layout |= ngram_layout(model, ngrams, layer) | layer_layout(model, layer)
         if stage == manifest.replicas.stages - 1:
-            layout |= {"model.norm.weight": (model.d,), HEAD_TENSOR: (model.vocabulary, model.d)}
+            layout |= end_layout(model)
         parts[stage_part(stage)] = layout
     return parts
 
@@ -86,7 +83,7 @@ def whole_layout(model: Model, ngrams: NgramTables) -> Layout:
     layout: Layout = {EMBEDDING_TENSOR: (model.vocabulary, model.d)}
     for layer in range(model.layers):
         layout |= ngram_layout(model, ngrams, layer) | layer_layout(model, layer)
-    return layout | {"model.norm.weight": (model.d,), HEAD_TENSOR: (model.vocabulary, model.d)}
+    return layout | end_layout(model)
 
 
 def elements(layout: Layout) -> int:
@@ -101,11 +98,11 @@ def elements(layout: Layout) -> int:
 
 
 def operations_per_token(manifest: Manifest) -> float:
-    """The floating-point operations of forward and backward for one token: 6 for each weight that multiplies, and 6 · L
-    · d a layer for attention (half of the square, as it is causal)."""
+    """The floating-point operations of forward and backward for one token: 6 for each weight that multiplies, and
+    for each multiplication of attention."""
     model, tensors = manifest.model, whole_layout(manifest.model, manifest.ngrams)
     weights = elements({name: shape for name, shape in tensors.items() if multiplies(name)})
-    return 6.0 * weights + 6.0 * model.layers * model.context * model.d
+    return 6.0 * weights + 6.0 * model.layers * architecture_of(model).layer_costs(model).attention
 
 
 def parameter_count(manifest: Manifest) -> int:

@@ -8,10 +8,11 @@ import hashlib
 import json
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
 
+from protocol.architectures import parse_model
 from protocol.cut import GroupSizes, cut_by
 from protocol.errors import ManifestError
 from protocol.limits import CHUNK_BYTES, DESCRIPTOR_BYTES, MESSAGE_SLACK_BYTES
@@ -35,7 +36,7 @@ class Manifest(Section):
     """`run.toml`, parsed and checked. Two peers with one `digest` agree on every number of the run."""
 
     run: Run = Run()
-    model: Model
+    model: Annotated[SerializeAsAny[Model], BeforeValidator(parse_model)]
     inner: Inner = Inner()
     replicas: Replicas = Field(Replicas(), validate_default=True)
     outer: Outer = Outer()

@@ -1,5 +1,6 @@
 """TOML files whose tables are checked by pydantic, with errors that name the field."""
 
+import json
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,11 @@ MOST_DOTS = 1000
 
 MOST_QUOTED_CHARACTERS = 200
 """The most characters of a file that an error repeats: errors are for a screen."""
+
+
+def shown(value: object) -> str:
+    """A value of a JSON file, as errors repeat it."""
+    return json.dumps(value)[:MOST_QUOTED_CHARACTERS]
 
 
 class Section(BaseModel):

@@ -84,22 +84,15 @@ def run_toml(checkpoint: "ModelFolder") -> str:
     tables = ""
     if checkpoint.ngrams.most:
         tables = f"\nngrams = {checkpoint.ngrams.most}\nngram_width = {checkpoint.ngrams.width}"
+    sizes = checkpoint.model.model_dump() | {"context": min(model.context, PROPOSED_CONTEXT)}
+    fields = "\n".join(f"{field} = {value!r}" for field, value in sizes.items())
     return f"""\
 # A run that begins from the checkpoint {str(folder)!r}, which `hetpeer bootstrap` takes with --weights.
 [run]
 name = "{name}"
 
 [model]  # the checkpoint's; a context may be shorter than the {model.context} it was made for
-layers = {model.layers}
-d = {model.d}
-heads = {model.heads}
-kv_heads = {model.kv_heads}
-ffn = {model.ffn}
-context = {min(model.context, PROPOSED_CONTEXT)}
-vocabulary = {model.vocabulary}
-rope_theta = {model.rope_theta!r}
-norm_epsilon = {model.norm_epsilon!r}
-end_of_text = {model.end_of_text}
+{fields}
 
 [replicas]
 groups = 2

@@ -89,7 +89,7 @@ class StageTrainer:
         """The manifest's optimizer of what this stage trains, before its first step."""
         embedding = [] if self.embedding is None else [EMBEDDING_TENSOR]
         return make_optimizer(
-            self.parameters, [*self.stage.tensors(), *embedding], self.manifest.inner, self._basis_of_steps()
+            self.parameters, [*self.stage.tensors(), *embedding], self.manifest, self._basis_of_steps()
         )
 
     def _basis_of_steps(self) -> Tensor | None:

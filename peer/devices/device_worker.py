@@ -110,7 +110,7 @@ class Shard:
     def _new_optimizer(self) -> inner.AdamW:
         """The manifest's optimizer of the rows that are here. Muon's step of a matrix needs all of its rows."""
         names = {key: weight.name for key, weight in trained(self.manifest).items()}
-        found = make_optimizer(self.own, [names[key] for key in self.keys], self.manifest.inner)
+        found = make_optimizer(self.own, [names[key] for key in self.keys], self.manifest)
         if not isinstance(found, Muon):
             return found
         shapes = [tuple(whole.shape) for whole in self.whole]

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from peer.optim.grid import to_float
 from peer.optim.outer import Grid
 from peer.telemetry.events import Listener, Progress
-from protocol.architectures import llama
+from protocol.architectures import architecture_of
 from protocol.errors import FormatError, ResourceError, UserError
 from protocol.files import sync_folder
 from protocol.identity import Part, PeerId, stage_part
@@ -118,21 +118,21 @@ def write_export(collected: Collected, folder: Path, losses: HeldOutLosses | Non
         ResourceError: the disk is full, or cannot be written.
     """
     manifest = collected.descriptor.manifest
-    text = card(collected, losses)
+    text, architecture = card(collected, losses), architecture_of(manifest.model)
     with _replacing(folder) as partial:
         emit(Progress(f"writing {WEIGHTS}"))
         tensors = {}
         for part in list(collected.grids):
             grid = collected.grids.pop(part)
             for name in list(grid):
-                tensors[name] = to_float(grid.pop(name))
+                tensors[architecture.tensor_name(name)] = to_float(grid.pop(name))
         parameters = sum(tensor.numel() for tensor in tensors.values())
         save_file(tensors, partial / WEIGHTS, metadata={"format": "pt"})
         in_groups = manifest.compressed and manifest.replicas.groups > 0
         cut = manifest.replicas.layers if in_groups else ()
         _write_json(partial / CONFIG, config_of(manifest.model, cut, manifest.ngrams))
         if manifest.ngrams.most:
-            shutil.copyfile(Path(llama.__file__).with_name(MODELING_FILE), partial / MODELING_FILE)
+            shutil.copyfile(architecture.modeling, partial / MODELING_FILE)
         tokenizer = collected.file(TOKENIZER)
         shutil.copyfile(tokenizer, partial / TOKENIZER)
         end = read_tokenizer(tokenizer, manifest.model.vocabulary).id_to_token(manifest.model.end_of_text)
@@ -190,9 +190,10 @@ def card(collected: Collected, losses: HeldOutLosses | None) -> str:
     manifest, descriptor = collected.descriptor.manifest, collected.descriptor
     model, replicas, outer = manifest.model, manifest.replicas, manifest.outer
     authors = contributors(collected)
-    what, trusting = "LLaMA", ""
+    architecture = architecture_of(model)
+    what, trusting = architecture.title, ""
     if manifest.ngrams.most:
-        what, trusting = f"LLaMA with n-gram tables (`{MODELING_FILE}`)", ", trust_remote_code=True"
+        what, trusting = f"{what} with n-gram tables (`{MODELING_FILE}`)", ", trust_remote_code=True"
     loss = "not measured (`hetpeer export --evaluate` does)"
     if losses is not None:
         loss = f"{losses.plain:.4f} nats per token; {losses.through:.4f} through the boundaries of a group"
@@ -200,7 +201,7 @@ def card(collected: Collected, losses: HeldOutLosses | None) -> str:
         "---",
         "library_name: transformers",
         "pipeline_tag: text-generation",
-        "tags: [hetpeer, llama]",
+        f"tags: [hetpeer, {model.architecture}]",
         "---",
         "",
         f"# {manifest.run.name}",
@@ -215,8 +216,8 @@ def card(collected: Collected, losses: HeldOutLosses | None) -> str:
         f"| outer round | {collected.round} of {outer.rounds} |",
         f"| tokens seen | at most {tokens_at_most(collected):,} |",
         f"| contributors | {len(authors)} |",
-        f"| model | {model.layers} layers, d = {model.d}, {model.heads} heads ({model.kv_heads} of keys and values), "
-        f"FFN {model.ffn}, context {model.context}, vocabulary {model.vocabulary} |",
+        f"| model | {model.layers} layers, d = {model.d}, {architecture.describe(model)}, "
+        f"context {model.context}, vocabulary {model.vocabulary} |",
         f"| replicas | {replicas.groups} of volunteers, one for each of {replicas.stages} stages, "
         f"d / k = {replicas.compression}; {replicas.datacenters} of datacenters |",
         f"| held-out loss | {loss} |",

@@ -92,7 +92,8 @@ def _writers(stage: StageTrainer) -> Sequence[nn.Parameter]:
     field's code."""
     if stage.last:
         return []
-    return [parameter for name, parameter in stage.stage.named_parameters() if writes_residual(name)]
+    model = stage.manifest.model
+    return [parameter for name, parameter in stage.stage.named_parameters() if writes_residual(model, name)]
 
 
 Grids = dict[Part, dict[str, Tensor]]

@@ -1,1 +1,1 @@
-"""The model: LLaMA in stages, with the subspace between them."""
+"""The model: an architecture in stages, with the subspace between them."""

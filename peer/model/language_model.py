@@ -5,28 +5,31 @@ Shape suffixes: B sequences, L tokens of a sequence, D width of the residual str
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from peer.model.head import Head
-from peer.model.stage import Decoder
-from protocol.architectures.llama.layer import KeyValues, rotary_tables
+from peer.model.stage import Decoder, position_rows
+from protocol.architectures import architecture_of
 from protocol.layout import EMBEDDING_TENSOR, whole_layout
 from protocol.model_sizes import Model, NgramTables
 
 
 @dataclass(slots=True)
 class Past:
-    """The state of a text for the tokens that follow: keys and values of each layer, and the ids of the last tokens [B,
-    L], as far as n-gram tables look back."""
+    """The state of a text for the tokens that follow: keys and values of each layer, the number of tokens seen, and the
+    ids of the last ones [B, L], as far as n-gram tables look back."""
 
-    layers: list[KeyValues]
+    layers: list[Any]
+    length: int = 0
     tokens_BL: Tensor | None = None
 
     def followed_by(self, tokens_BL: Tensor, most: int) -> Tensor:
         """The last tokens of the text and those that follow; at the end they are its last, `most` − 1 of them."""
+        self.length += tokens_BL.shape[1]
         if self.tokens_BL is not None:
             tokens_BL = torch.cat((self.tokens_BL, tokens_BL), 1)
         self.tokens_BL = tokens_BL[:, max(0, tokens_BL.shape[1] - most + 1) :]
@@ -63,9 +66,7 @@ class LanguageModel(nn.Module):
         """Logits [B, L, V]. With `past`, which `begin` gives, the tokens are those that follow the ones seen before:
         any number of the first, and then one at a time."""
         sizes, length = self.sizes, tokens_BL.shape[1]
-        start = past.layers[0].length if past is not None else 0
-        tables = rotary_tables(sizes.context, sizes.d // sizes.heads, sizes.rope_theta, tokens_BL.device)
-        cos_LH, sin_LH = (table[start : start + length] for table in tables)
+        tables = position_rows(sizes, 0 if past is None else past.length, length, tokens_BL.device)
         seen_BL = tokens_BL if past is None else past.followed_by(tokens_BL, self.ngrams.most)
         x_BLD, rows_BLD = F.embedding(tokens_BL, self.get_parameter(EMBEDDING_TENSOR)), None
         for i, (name, layer) in enumerate(self.model.layers.items()):
@@ -73,12 +74,13 @@ class LanguageModel(nn.Module):
                 x_BLD = x_BLD if rows_BLD is None else x_BLD - rows_BLD
                 rows_BLD = self.model.ngrams[name](seen_BL, sizes.d)[:, -length:]
                 x_BLD = x_BLD + rows_BLD
-            x_BLD = layer(x_BLD, cos_LH, sin_LH, past.layers[i] if past is not None else None)
+            x_BLD = layer(x_BLD, *tables, past=past.layers[i] if past is not None else None)
         return F.linear(self.model.norm(x_BLD), self.lm_head.weight)
 
     def begin(self) -> Past:
         """Return the state of a text that begins: nothing yet."""
-        return Past([KeyValues() for _ in self.model.layers])
+        parts = architecture_of(self.sizes).layer_parts()
+        return Past([parts.make_past() for _ in self.model.layers])
 
 
 @dataclass(frozen=True, slots=True)

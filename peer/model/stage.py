@@ -3,8 +3,7 @@ norm and the head.
 
 No stage holds the token embedding, which is a part of its own (`peer.model.embedding`).
 
-Shape suffixes: B sequences, L tokens of a sequence, D width of the residual stream, H width of a head,
-V vocabulary.
+Shape suffixes: B sequences, L tokens of a sequence, D width of the residual stream, V vocabulary.
 """
 
 from collections.abc import Mapping
@@ -16,22 +15,29 @@ from torch.utils.checkpoint import checkpoint
 from peer.model.gradient_scale import GradientScale
 from peer.model.head import Head
 from peer.model.ngrams import Ngrams
-from protocol.architectures.llama.layer import Layer, rotary_tables
+from protocol.architectures import architecture_of
 from protocol.manifest import Manifest
 from protocol.model_sizes import Model, NgramTables
 
 
+def position_rows(model: Model, start: int, length: int, device: torch.device) -> list[Tensor]:
+    """The rows [L, …] of the architecture's tables for some tokens of a text, which its layers need."""
+    tables = architecture_of(model).layer_parts().position_tables(model, device)
+    return [table[start : start + length] for table in tables]
+
+
 class Decoder(nn.Module):
-    """The `model.` of Hugging Face's names: numbered layers, n-gram tables by the number of the layer before which they
+    """The `model.` of the layout's names: numbered layers, n-gram tables by the number of the layer before which they
     lie, and, on the last stage, the norm."""
 
     def __init__(self, model: Model, layers: range, last: bool, ngrams: NgramTables) -> None:
         super().__init__()
         before = [layer for layer in ngrams.layers if layer in layers]
         self.ngrams = nn.ModuleDict({str(layer): Ngrams(model.vocabulary, ngrams) for layer in before})
-        self.layers = nn.ModuleDict({str(layer): Layer(model) for layer in layers})
+        parts = architecture_of(model).layer_parts()
+        self.layers = nn.ModuleDict({str(layer): parts.make_layer(model) for layer in layers})
         if last:
-            self.norm = nn.RMSNorm(model.d, eps=model.norm_epsilon)
+            self.norm = parts.make_norm(model)
 
 
 class Stage(nn.Module):
@@ -72,16 +78,14 @@ class Stage(nn.Module):
 
     def through_layers(self, x_BLD: Tensor) -> Tensor:
         """Residual stream [B, L, D] → the same shape."""
-        sizes, length = self.sizes, x_BLD.shape[1]
-        tables = rotary_tables(sizes.context, sizes.d // sizes.heads, sizes.rope_theta, x_BLD.device)
-        cos_LH, sin_LH = (table[:length] for table in tables)
+        tables = position_rows(self.sizes, 0, x_BLD.shape[1], x_BLD.device)
         if self.scale is not None:
             x_BLD = self.scale.before_layers(x_BLD)
         for layer in self.model.layers.values():
             if self.recompute and torch.is_grad_enabled():
-                x_BLD = checkpoint(layer, x_BLD, cos_LH, sin_LH, use_reentrant=False, preserve_rng_state=False)
+                x_BLD = checkpoint(layer, x_BLD, *tables, use_reentrant=False, preserve_rng_state=False)
             else:
-                x_BLD = layer(x_BLD, cos_LH, sin_LH)
+                x_BLD = layer(x_BLD, *tables)
         if self.scale is not None:
             x_BLD = self.scale.behind_layers(x_BLD)
         return x_BLD

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from peer.optim.inner import AdamW
 from protocol.layout import Shape, is_layer_matrix, writes_residual
+from protocol.manifest import Manifest
 from protocol.manifest_tables import Inner
 
 MOMENTUM = 0.95
@@ -105,13 +106,14 @@ class Muon(AdamW):
 
 
 def make_optimizer(
-    parameters: list[nn.Parameter], tensors: Iterable[str], inner: Inner, basis_dk: Tensor | None = None
+    parameters: list[nn.Parameter], tensors: Iterable[str], manifest: Manifest, basis_dk: Tensor | None = None
 ) -> AdamW:
     """The optimizer that the manifest names. `tensors` are the names of the `parameters` in the model. With `basis_dk`
     (U [d, k]), Muon moves the matrices that write into the residual stream within Col(U) alone."""
+    inner, model = manifest.inner, manifest.model
     if inner.optimizer == "adamw":
         return AdamW(parameters, inner)
     named = list(enumerate(zip(tensors, parameters, strict=True)))
     hidden = frozenset(i for i, (tensor, parameter) in named if is_layer_matrix(tensor, tuple(parameter.shape)))
-    within = {} if basis_dk is None else {i: basis_dk for i, (tensor, _) in named if writes_residual(tensor)}
+    within = {} if basis_dk is None else {i: basis_dk for i, (tensor, _) in named if writes_residual(model, tensor)}
     return Muon(parameters, inner, hidden=hidden, within=within)

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from protocol.architectures import architecture_of
 from protocol.identity import Part, parts_authored, stage_part
 from protocol.layout import (
     HEAD_TENSOR,
@@ -156,16 +157,9 @@ def microbatch_bytes(manifest: Manifest, stage: int, recompute: bool) -> int:
     """The bytes that a stage keeps of each microbatch in flight: what its layers keep, or only what came into each of
     them; what leaves the stage; and, on the last, the gradient of what came into the head."""
     layers, d = len(manifest.cut[stage]), manifest.model.d
+    kept = d if recompute else architecture_of(manifest.model).layer_costs(manifest.model).kept
     last = 3 * d if stage == manifest.replicas.stages - 1 else d
-    return _tokens(manifest) * 4 * (layers * (d if recompute else layer_values(manifest)) + last)
-
-
-def layer_values(manifest: Manifest) -> int:
-    """fp32 values that a layer keeps of a token for its backward pass: of each norm what came in, the same normalized,
-    and what went out; queries, keys, values, and attention's sum; a number for each head and norm; SwiGLU's four."""
-    model = manifest.model
-    head = model.d // model.heads
-    return 8 * model.d + 2 * model.kv_heads * head + model.heads + 2 + 4 * model.ffn
+    return _tokens(manifest) * 4 * (layers * kept + last)
 
 
 def pass_bytes(manifest: Manifest, stage: int, recompute: bool) -> int:
@@ -173,10 +167,11 @@ def pass_bytes(manifest: Manifest, stage: int, recompute: bool) -> int:
     between its products, and of its largest matrix or n-gram table; on the last stage, the head's slice of logits, the
     gradient of its matrix and what is added to it."""
     model = manifest.model
-    again = layer_values(manifest) if recompute else 0
+    costs = architecture_of(model).layer_costs(model)
+    again = costs.kept if recompute else 0
     tensors = part_layout(manifest, stage_part(stage))
     largest = max(math.prod(shape) for name, shape in tensors.items() if name != HEAD_TENSOR)
-    passes = _tokens(manifest) * 4 * (again + 3 * model.ffn + 6 * model.d) + 4 * largest
+    passes = _tokens(manifest) * 4 * (again + costs.backward) + 4 * largest
     if stage < manifest.replicas.stages - 1:
         return passes
     logits = 4 * LOGITS * min(SLICE_TOKENS, _tokens(manifest)) * model.vocabulary
@@ -194,7 +189,7 @@ def muon_step_bytes(manifest: Manifest) -> int:
 def evaluation_bytes(manifest: Manifest) -> int:
     """The temporary bytes of the forward pass of one microbatch, without a backward pass."""
     model = manifest.model
-    layer = _tokens(manifest) * 4 * (3 * model.ffn + 4 * model.d)
+    layer = _tokens(manifest) * 4 * architecture_of(model).layer_costs(model).forward
     return max(layer, 4 * LOGITS * min(SLICE_TOKENS, _tokens(manifest)) * model.vocabulary)
 
 

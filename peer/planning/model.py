@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from protocol.architectures import architecture_of
 from protocol.codec.contribution import expected_bytes
 from protocol.codec.frames import Payload
 from protocol.identity import parts_authored, stage_part
@@ -144,16 +145,16 @@ def work_of(manifest: Manifest, compression: int | None = None, stage: int | Non
 
 
 def shares_of(manifest: Manifest) -> list[float]:
-    """The share of the model's multiplications that each stage has: of its matrices, and of its layers' attention,
-    which for a token is as much as a matrix of L values for each of d."""
-    layouts = model_layout(manifest)
+    """The share of the model's multiplications that each stage has: of its matrices, and of its layers'
+    attention."""
+    layouts, costs = model_layout(manifest), architecture_of(manifest.model).layer_costs(manifest.model)
     sizes = [
         sum(
             math.prod(shape)
             for tensor, shape in layouts[stage_part(stage)].items()
             if len(shape) == 2 and multiplies(tensor)
         )
-        + len(layers) * manifest.model.context * manifest.model.d
+        + len(layers) * costs.attention
         for stage, layers in enumerate(manifest.cut)
     ]
     return [size / sum(sizes) for size in sizes]

@@ -7,7 +7,8 @@ from typing import Any
 
 from peer.planning.memory import MemoryName
 from protocol import manifest as manifests
-from protocol.model_sizes import PRESETS
+from protocol.architectures import ARCHITECTURES
+from protocol.model_sizes import USUAL_ARCHITECTURE
 
 LEAST_EVALUATED = 4
 EVALUATED_TOKENS = 2**14
@@ -51,7 +52,8 @@ class TestnetOptions:
         replicas |= {"balance": self.balance} if self.balance else {}
         replicas |= {"ngrams": self.ngrams} if self.ngrams else {}
         total = self.rounds * self.inner_steps
-        context = PRESETS[self.preset]["context"] if self.preset in PRESETS else 1  # checked with the rest
+        presets = ARCHITECTURES[USUAL_ARCHITECTURE].presets
+        context = presets[self.preset]["context"] if self.preset in presets else 1  # checked with the rest
         return {
             "run": {"name": "testnet"},
             "model": {"preset": self.preset},

@@ -1,4 +1,4 @@
-"""A model in the format everyone uses: a folder as transformers' `LlamaForCausalLM` has it.
+"""A model in the format everyone uses: a folder as transformers has it, `LlamaForCausalLM` for a LLaMA.
 
     config.json                     its sizes; and, if it has n-gram tables, what they are
     model.safetensors               its weights; or, in several files,
@@ -6,7 +6,7 @@
     tokenizer.json                  Hugging Face `tokenizers` format
     hetpeer/basis.safetensors       U of the run it comes from, if it comes from one that compresses
 
-A model with n-gram tables is no LLaMA: transformers runs it by `modeling_hetpeer.py`, which lies beside it.
+A model with n-gram tables is none that transformers knows: `modeling_hetpeer.py`, by which it runs, lies beside it.
 
 A checkpoint is a stranger's, and so is its tokenizer: sizes are checked before anything is read by them, and nothing
 is unpickled.
@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 
+from protocol.architectures import architecture_of
 from protocol.errors import ResourceError, UserError
 from protocol.layout import EMBEDDING_TENSOR, HEAD_TENSOR, Layout, Shape, whole_layout
 from protocol.manifest import Manifest
@@ -150,8 +151,8 @@ class ModelFolder:
         Raises:
             UserError: they differ; the message names the first field.
         """
-        ours = self.model.model_dump()
-        for field, value in manifest.model.model_dump().items():
+        ours = dict(self.model)
+        for field, value in manifest.model:
             if value != ours[field] and not (field == "context" and value < ours[field]):
                 raise UserError(
                     f"model.{field} is {value} in the manifest, and {ours[field]} in {self.folder}: "
@@ -170,7 +171,7 @@ def open_checkpoint(folder: Path) -> ModelFolder:
     """Read a checkpoint's config, and find its tensors.
 
     Raises:
-        UserError: it is no LLaMA that a run can train; the message says why, and what can be done.
+        UserError: it is no model that a run can train; the message says why, and what can be done.
     """
     if not folder.is_dir():
         raise UserError(f"{folder} is no folder: give one with {CONFIG}, {WEIGHTS} and {TOKENIZER} in it")
@@ -178,9 +179,11 @@ def open_checkpoint(folder: Path) -> ModelFolder:
     model, tied = read_sizes(config, folder / CONFIG), config.get("tie_word_embeddings") is True
     ngrams = read_ngrams(config, model, folder / CONFIG)
     cut = read_cut(config, model, ngrams, folder / CONFIG)
-    model_folder = ModelFolder(folder, model, tied, _find_tensors(folder), cut, ngrams)
-    _require_layout(model_folder.layout, model_folder.stored, tied, folder)
-    return model_folder
+    architecture, layout, stored = architecture_of(model), whole_layout(model, ngrams), _find_tensors(folder)
+    names = {architecture.tensor_name(name): name for name in layout}
+    ours = {names.get(name, name): tensor for name, tensor in stored.items() if not name.endswith(architecture.ignored)}
+    _require_layout(layout, ours, tied, folder)
+    return ModelFolder(folder, model, tied, ours, cut, ngrams)
 
 
 def _numbers(layers: Iterable[int]) -> str:
@@ -222,8 +225,7 @@ def _require_layout(layout: Layout, stored: Mapping[str, Stored], tied: bool, fo
     wanted = {name: shape for name, shape in layout.items() if not (tied and name == HEAD_TENSOR)}
     if missing := [name for name in wanted if name not in stored]:
         raise UserError(f"{folder} lacks {len(missing)} of the tensors that {CONFIG} promises, {missing[0]} first")
-    expected = {*layout, *(name for name in stored if name.endswith("rotary_emb.inv_freq"))}  # the first LLaMAs kept it
-    if unknown := sorted(stored.keys() - expected):
+    if unknown := sorted(stored.keys() - layout.keys()):
         raise UserError(f"{folder} has {unknown[0][:MOST_QUOTED_CHARACTERS]!r}, which the model of a run does not have")
     for name, shape in wanted.items():
         if stored[name].shape != shape:

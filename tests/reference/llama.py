@@ -7,9 +7,9 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from protocol.architectures.llama.sizes import LlamaSizes
 from protocol.layout import EMBEDDING_TENSOR, model_layout
 from protocol.manifest import Manifest, check_manifest
-from protocol.model_sizes import Model
 
 Weights = Mapping[str, Tensor]
 
@@ -30,7 +30,7 @@ def rope(x: Tensor, theta: float) -> Tensor:
     return torch.cat([real * cos - imaginary * sin, imaginary * cos + real * sin], dim=1)
 
 
-def attention(x: Tensor, model: Model, q: Tensor, k: Tensor, v: Tensor, o: Tensor) -> Tensor:
+def attention(x: Tensor, model: LlamaSizes, q: Tensor, k: Tensor, v: Tensor, o: Tensor) -> Tensor:
     """x [L, d]: softmax(Q Kᵀ / √H, no future) V for each head, side by side, times Oᵀ."""
     head = model.d // model.heads
     future = torch.ones(len(x), len(x), dtype=torch.bool).triu(1)
@@ -50,7 +50,7 @@ def feed_forward(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
     return (gated * torch.sigmoid(gated) * (x @ up.T)) @ down.T
 
 
-def layer(x: Tensor, weights: Weights, i: int, model: Model) -> Tensor:
+def layer(x: Tensor, weights: Weights, i: int, model: LlamaSizes) -> Tensor:
     """x [L, d] through layer i."""
     w = {name: weights[f"model.layers.{i}.{name}.weight"] for name in LAYER_NAMES}
     normed = rms_norm(x, w["input_layernorm"], model.norm_epsilon)
@@ -59,7 +59,7 @@ def layer(x: Tensor, weights: Weights, i: int, model: Model) -> Tensor:
     return x + feed_forward(normed, *(w[f"mlp.{p}_proj"] for p in ("gate", "up", "down")))
 
 
-def head(x: Tensor, weights: Weights, model: Model) -> Tensor:
+def head(x: Tensor, weights: Weights, model: LlamaSizes) -> Tensor:
     return rms_norm(x, weights["model.norm.weight"], model.norm_epsilon) @ weights["lm_head.weight"].T
 
 
@@ -71,7 +71,7 @@ def chosen_row(text: list[int], at: int, n: int, rows: int) -> int:
     return number % rows
 
 
-def looked_up(weights: Weights, sequence: Tensor, i: int, model: Model) -> Tensor:
+def looked_up(weights: Weights, sequence: Tensor, i: int, model: LlamaSizes) -> Tensor:
     """What n-gram tables before layer i add [L, d]: nothing, where there are none."""
     text = sequence.tolist()
     found = torch.zeros(len(text), model.d, dtype=weights[EMBEDDING_TENSOR].dtype)
@@ -83,7 +83,7 @@ def looked_up(weights: Weights, sequence: Tensor, i: int, model: Model) -> Tenso
     return found
 
 
-def forward(weights: Weights, tokens: Tensor, model: Model) -> Tensor:
+def forward(weights: Weights, tokens: Tensor, model: LlamaSizes) -> Tensor:
     """Token ids [B, L] → logits [B, L, V]."""
     logits = []
     for sequence in tokens:

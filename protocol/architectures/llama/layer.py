@@ -1,6 +1,6 @@
 """One decoder layer of LLaMA: RMSNorm, rotary positions, grouped-query attention, SwiGLU; no biases.
 
-Attribute names are Hugging Face's, so that parameter names are those of `protocol.layout`.
+Attribute names are Hugging Face's, so that parameter names are those of the layout.
 
 Shape suffixes: B sequences, L tokens of a sequence, D width of the residual stream (the paper's d),
 N heads, M key-value heads, H width of a head, V vocabulary.
@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from protocol.model_sizes import Model
+from protocol.architectures.architecture import LayerParts
+from protocol.architectures.llama.sizes import LlamaSizes
 
 
 class Linear(nn.Linear):
@@ -42,6 +43,11 @@ def rotary_tables(context: int, head: int, theta: float, device: torch.device) -
         return angle_LH.cos().to(device), angle_LH.sin().to(device)
 
 
+def position_tables(model: LlamaSizes, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The tables of a model's rotary positions, [L, H] each."""
+    return rotary_tables(model.context, model.head, model.rope_theta, device)
+
+
 def rotate(x_BNLH: Tensor, cos_LH: Tensor, sin_LH: Tensor) -> Tensor:
     """Turn each pair (i, i + H/2) of a head by its angle: `rotate_half`, as Hugging Face's weights expect."""
     first, second = x_BNLH.chunk(2, dim=-1)
@@ -54,11 +60,6 @@ class KeyValues:
     """The keys and values of one layer for the tokens of a text, for those that follow [B, M, L, H]."""
 
     kept: tuple[Tensor, Tensor] | None = None
-
-    @property
-    def length(self) -> int:
-        """Tokens seen."""
-        return 0 if self.kept is None else self.kept[0].shape[2]
 
     def extend(self, k_BMLH: Tensor, v_BMLH: Tensor) -> tuple[Tensor, Tensor]:
         """Keep those of new tokens; what these attend to: all until now."""
@@ -106,12 +107,17 @@ def has_shared_heads(q_BNLH: Tensor) -> bool:
     return q_BNLH.dtype != torch.float32 and torch.cuda.get_device_capability(q_BNLH.device) >= (8, 0)
 
 
+def make_norm(model: LlamaSizes) -> nn.RMSNorm:
+    """A norm of the residual stream."""
+    return nn.RMSNorm(model.d, eps=model.norm_epsilon)
+
+
 class Attention(nn.Module):
     """Causal self-attention; N / M heads share one key-value head (GQA, arXiv 2305.13245)."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: LlamaSizes) -> None:
         super().__init__()
-        self.head = model.d // model.heads
+        self.head = model.head
         self.grouped = model.kv_heads != model.heads
         self.q_proj = Linear(model.d, model.heads * self.head)
         self.k_proj = Linear(model.d, model.kv_heads * self.head)
@@ -146,7 +152,7 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     """SwiGLU (arXiv 2002.05202): down(silu(gate(x)) · up(x))."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: LlamaSizes) -> None:
         super().__init__()
         self.gate_proj = Linear(model.d, model.ffn)
         self.up_proj = Linear(model.d, model.ffn)
@@ -161,11 +167,11 @@ class FeedForward(nn.Module):
 class Layer(nn.Module):
     """One decoder layer; both halves add to the residual stream."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: LlamaSizes) -> None:
         super().__init__()
-        self.input_layernorm = nn.RMSNorm(model.d, eps=model.norm_epsilon)
+        self.input_layernorm = make_norm(model)
         self.self_attn = Attention(model)
-        self.post_attention_layernorm = nn.RMSNorm(model.d, eps=model.norm_epsilon)
+        self.post_attention_layernorm = make_norm(model)
         self.mlp = FeedForward(model)
 
     def forward(self, x_BLD: Tensor, cos_LH: Tensor, sin_LH: Tensor, past: KeyValues | None = None) -> Tensor:
@@ -173,3 +179,6 @@ class Layer(nn.Module):
         x_BLD = x_BLD + self.self_attn(self.input_layernorm(x_BLD), cos_LH, sin_LH, past)
         y_BLD: Tensor = x_BLD + self.mlp(self.post_attention_layernorm(x_BLD))
         return y_BLD
+
+
+LLAMA_PARTS = LayerParts(Layer, make_norm, KeyValues, position_tables)

@@ -13,10 +13,10 @@ from torch.autograd import backward
 from peer.model.embedding import DenseEmbedding
 from peer.model.stage import Stage
 from protocol.architectures.llama import layer as llama
+from protocol.architectures.llama.sizes import PRESETS
 from protocol.identity import stage_part
 from protocol.layout import EMBEDDING_TENSOR, model_layout, part_layout
 from protocol.manifest import Manifest, check_manifest
-from protocol.model_sizes import PRESETS
 from tests.reference import llama as reference
 from tests.reference.llama import random_tokens, random_weights, small_manifests
 

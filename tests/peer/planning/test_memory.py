@@ -21,7 +21,6 @@ from peer.planning.memory import (
     SLICE_TOKENS,
     Duty,
     in_flight,
-    layer_values,
     memory_of,
     microbatch_bytes,
     muon_step_bytes,
@@ -30,6 +29,7 @@ from peer.planning.memory import (
     trained_values,
 )
 from protocol.architectures.llama.layer import Layer, rotary_tables
+from protocol.architectures.llama.sizes import llama_costs
 from protocol.layout import elements, part_layout
 from protocol.manifest import Manifest, check_manifest
 
@@ -87,7 +87,7 @@ def test_a_layer_keeps_as_many_values_of_a_token_as_autograd_does(heads: int, kv
     kept = Kept(*layer.parameters(), *tables)
     with kept.hooks:
         layer(x_BLD, *tables)
-    assert kept.total == 2 * 24 * layer_values(manifest)
+    assert kept.total == 2 * 24 * llama_costs(manifest.model).kept
 
 
 @pytest.mark.parametrize("recompute", [False, True])

@@ -12,16 +12,17 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import LlamaConfig
 
+from protocol.architectures.llama.sizes import LlamaSizes
 from protocol.errors import UserError
 from protocol.layout import EMBEDDING_TENSOR, HEAD_TENSOR, whole_layout
 from protocol.manifest import Manifest, check_manifest
-from protocol.model_sizes import Model, NgramTables
+from protocol.model_sizes import NgramTables
 from protocol.run.hugging_face import open_checkpoint
 from protocol.run.model_config import config_of
 from protocol.tensor_formats import UNITS_PER_ONE
 from tests.reference.checkpoints import CONFIG, by_hand, by_transformers, llama
 
-SIZES = Model(
+SIZES = LlamaSizes(
     layers=3, d=16, heads=2, kv_heads=1, ffn=24, context=64, vocabulary=300, rope_theta=5000.0, norm_epsilon=1e-6
 )
 PLAIN = {"model_type": "llama", **CONFIG}
