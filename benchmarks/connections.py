@@ -31,8 +31,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import grpc
 import uvloop
 
-from peer.telemetry.events import RoundDone, Serving, StepDone
 from peer.testnet.child import two_free_ports
+from protocol.events.activity import RoundDone, Serving, StepDone
 from protocol.limits import CHUNK_BYTES
 from protocol.net import gate as gates
 from protocol.net.channels import Credentials, connect, listen, options

@@ -19,8 +19,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from shaped.hosts import Hosts, hosts, missing
 
-from peer.telemetry.events import RoundDone
-from peer.telemetry.group_decisions import CompressionChosen
+from protocol.events.activity import RoundDone
+from protocol.events.group_decisions import CompressionChosen
 from tests.reference.processes import Peer, serving
 
 WARM_UP, ROUNDS = 8, 8

@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from peer.telemetry.group_decisions import Dismissed, MemberReplaced
+from protocol.events.group_decisions import Dismissed, MemberReplaced
 from tests.world.runs import get_ready
 from tests.world.slowness import MEASURED_SECONDS, STAGES, Nap, always, beside_a_slow_member, slowed
 from tests.world.test_cases import told, worlds

@@ -48,10 +48,10 @@ from peer.store.membership import StoredMembership, claim_folder, node_of
 from peer.store.receipt_file import RECEIPTS, KeptReceipts
 from peer.store.served import ContributionStore, SnapshotStore
 from peer.swarm.node import AskNode, Node, Services, Workplace
-from peer.telemetry.events import Progress, Warned
 from peer.telemetry.status import EventStream
 from peer.torch_thread import TorchThread
 from protocol.errors import ResourceError
+from protocol.events.activity import Progress, Warned
 from protocol.files import write_atomically
 from protocol.identity import PeerId
 from protocol.limits import PEERS_SHARE

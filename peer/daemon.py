@@ -33,10 +33,11 @@ from peer.store.checkpoint import after_leaving, leave_stage
 from peer.swarm.node import AskNode, Node, RoleWork
 from peer.swarm.waits import for_the_node
 from peer.swarm.work import follow_and_evaluate, serve_datacenter, serve_stage
-from peer.telemetry.events import Listener, Paused, PauseEnded, Progress, Warned
 from peer.telemetry.status import EventStream
 from protocol.clock import unix_time
 from protocol.errors import HetpeerError, RefusedError, UnreachableError
+from protocol.events.activity import Paused, PauseEnded, Progress, Warned
+from protocol.events.event import Listener
 from protocol.net.allowances import pause_after
 from protocol.net.tasks import Children, first_of
 from protocol.trust.keys import load_or_create

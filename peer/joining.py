@@ -21,8 +21,6 @@ from peer.store.disk import Space, require_space, space_in
 from peer.store.membership import StoredMembership, read_membership, recall, write_membership
 from peer.store.served import ContributionStore
 from peer.swarm.text_reader import TextSources
-from peer.telemetry.decisions import Placed
-from peer.telemetry.events import Joined, Listener, Progress, Warned
 from protocol import manifest as manifests
 from protocol.clock import unix_time
 from protocol.codec.frames import FrameRules
@@ -35,6 +33,9 @@ from protocol.errors import (
     UnreachableError,
     UserError,
 )
+from protocol.events.activity import Joined, Progress, Warned
+from protocol.events.decisions import Placed
+from protocol.events.event import Listener
 from protocol.identity import PeerId
 from protocol.limits import CLOCK_SLACK_SECONDS
 from protocol.manifest import Manifest

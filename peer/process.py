@@ -10,10 +10,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import InitVar, dataclass, field
 from typing import Any, TypeVar
 
-from peer.telemetry.events import Event, Failed, Listener, from_line, to_line
 from peer.telemetry.status import EventStream, Status
 from protocol.descriptors import raise_limit
 from protocol.errors import HetpeerError
+from protocol.events.activity import Failed
+from protocol.events.event import Event, Listener
+from protocol.events.lines import from_line, to_line
 from protocol.net.tasks import first_of
 
 STOPPED_BY = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))

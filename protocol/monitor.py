@@ -51,7 +51,7 @@ class Strict(BaseModel):
 
 
 class PeerEvent(Strict):
-    """An event of a peer. `name` is the event's, as in `peer/telemetry/events.py`; `words` are for the log, and empty
+    """An event of a peer. `name` is the event's, as in `protocol/events/`; `words` are for the log, and empty
     where the event is not worth a line there."""
 
     ago: FiniteFloat = Field(0.0, ge=0, le=MOST_AGO_SECONDS)
@@ -272,7 +272,7 @@ class LineView(ViewModel):
     """A line of the log: something that was decided or happened, and why."""
 
     at: float = Field(description="Unix seconds")
-    kind: str = Field(description="the event's name, as in `peer/telemetry/events.py`")
+    kind: str = Field(description="the event's name, as in `protocol/events/`")
     words: str
     peer: str = ""
     round: int = 0

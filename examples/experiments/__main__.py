@@ -21,7 +21,7 @@ from examples.experiments.texts.sources import Texts
 from peer.cli.options import DeviceOption, JsonOption, TextOption, takes, terminal
 from peer.compute.capacity import cores, find_device
 from peer.process import INTERRUPTED, Terminal, exit_code_of
-from peer.telemetry.events import Progress
+from protocol.events.activity import Progress
 from protocol.run.run_files import Descriptor
 from protocol.wording import millions
 

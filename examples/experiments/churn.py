@@ -20,7 +20,8 @@ from bootstrap.genesis import create_run
 from peer.lab.reference_run import Lab
 from peer.lab.replicas import LabReplica, optimizer
 from peer.lab.switches import Switches
-from peer.telemetry.events import Evaluated, Event
+from protocol.events.activity import Evaluated
+from protocol.events.event import Event
 from protocol.identity import parts_authored
 from protocol.manifest import Manifest, load_manifest
 

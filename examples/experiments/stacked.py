@@ -29,8 +29,9 @@ from peer.model.head import Head
 from peer.model.ngrams import Ngrams, ngram_rows
 from peer.optim.inner import AdamW, OptimizerState, clip_factor
 from peer.optim.muon import COEFFICIENTS, ITERATIONS, MOMENTUM, SMALLEST_NORM, Muon, step_scale
-from peer.telemetry.events import Listener, StepDone
 from protocol.architectures.llama.layer import Linear
+from protocol.events.activity import StepDone
+from protocol.events.event import Listener
 from protocol.manifest import Manifest
 
 WIDEST = 512

@@ -15,9 +15,10 @@ from examples.experiments.results import Point, Record
 from examples.experiments.saved import load_lab, save_lab
 from examples.experiments.stacked import hasten
 from peer.lab.reference_run import Lab
-from peer.telemetry.events import Evaluated, Event, RoundDone, StepDone
 from protocol.codec.frames import Payload
 from protocol.errors import HetpeerError
+from protocol.events.activity import Evaluated, RoundDone, StepDone
+from protocol.events.event import Event
 from protocol.layout import operations_per_token
 from protocol.manifest import Manifest, check_manifest
 from protocol.run.run_files import Descriptor

@@ -124,8 +124,8 @@ def withdraw(
     """Take an invitation back: nobody gets in with its ticket any more."""
     from bootstrap.admission import audit_log, operator_lists
     from bootstrap.admission.audit_log import AuditEntry
-    from peer.telemetry.events import Progress
     from protocol.clock import unix_time
+    from protocol.events.activity import Progress
 
     shown = terminal(json)
 
@@ -286,8 +286,8 @@ async def spread(given: str, start: int | None, operator: Operator, ticket: "Tic
     from bootstrap.admission.audit_log import AuditEntry
     from bootstrap.admission.database import RevokedPeer
     from peer.network.admission import read_peers
-    from peer.telemetry.events import Progress
     from protocol.clock import unix_time
+    from protocol.events.activity import Progress
     from protocol.identity import PeerId
     from protocol.outer.ledger import Revocation
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from bootstrap.monitor.watch import Monitor
     from bootstrap.node import Listen, ServingRights
     from peer.process import Terminal
-    from peer.telemetry.events import Listener
+    from protocol.events.event import Listener
     from protocol.manifest import Manifest
     from protocol.run.run_files import Descriptor, RunFile
     from protocol.trust.ticket import Ticket
@@ -177,7 +177,7 @@ def serve_run(options: BootstrapOptions, terminal: "Terminal") -> int:
     from peer.process import exit_code_of, run_command
     from peer.store.home import home, locked, remember
     from peer.store.membership import mirrors_of
-    from peer.telemetry.events import Progress, Serving, Warned
+    from protocol.events.activity import Progress, Serving, Warned
     from protocol.manifest import load_manifest
     from protocol.run.dataset import MOST_MIRRORS
     from protocol.trust import ticket as tickets
@@ -277,7 +277,7 @@ async def emit_state(monitor: "Monitor", emit: "Listener", up: "asyncio.Future[T
     in the words in which peers, `hetpeer status` and the dashboard are told it."""
     import asyncio
 
-    from peer.telemetry.events import Progress
+    from protocol.events.activity import Progress
     from protocol.net.tasks import first_of
 
     await first_of(asyncio.wait((up,)), stop.wait())
@@ -341,8 +341,8 @@ async def _become_gateway(
     from bootstrap.node import ServingRights
     from peer.network import admission
     from peer.store.membership import kept_credentials, read_membership, write_membership
-    from peer.telemetry.events import Progress
     from protocol.clock import unix_time
+    from protocol.events.activity import Progress
     from protocol.files import write_atomically
     from protocol.run.prepared import note_prepared_text, require_same
     from protocol.run.run_files import DESCRIPTOR

@@ -69,7 +69,7 @@ def prepare(
     """Tokenize and shuffle text into a folder of shards that a run trains on, and mirrors serve."""
     from bootstrap.data.prepare import PrepareRequest, prepare_text
     from peer.process import exit_code_of
-    from peer.telemetry.events import Progress
+    from protocol.events.activity import Progress
     from protocol.run.prepared import open_folder
 
     shown = terminal(json)
@@ -209,7 +209,7 @@ def _verify_folder(folder: Path, terminal: "Terminal") -> int:
         FormatError, ResourceError: something is not as it was prepared; the message names it.
     """
     from bootstrap.data.shards import measure
-    from peer.telemetry.events import Progress
+    from protocol.events.activity import Progress
     from protocol.run.dataset import DIGEST_BYTES
     from protocol.run.prepared import check_tokenizer, open_folder, read_block
 
@@ -246,7 +246,7 @@ async def _verify_mirror(url: str, blocks: int, terminal: "Terminal") -> None:
     from peer.network.mirrors import HttpMirror, fetch_whole
     from peer.network.web import Client
     from peer.store.blocks import BLOCK_FETCHES
-    from peer.telemetry.events import Progress
+    from protocol.events.activity import Progress
     from protocol.net.bandwidth import Bandwidth
     from protocol.run.dataset import BLOCKS, DATA, MANIFEST_BYTES, Dataset, check_block, parse_data_manifest
 

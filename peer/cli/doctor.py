@@ -170,8 +170,8 @@ async def look_around(ticket: "Ticket", wish: "Wish", terminal: "Terminal") -> A
     from peer.network.reach import reach
     from peer.network.reach.probing import measure_nodes, shake_hands
     from peer.network.reach.reach import Reach
-    from peer.telemetry.events import Progress
     from protocol.errors import HetpeerError
+    from protocol.events.activity import Progress
     from protocol.trust.keys import load_or_create
     from protocol.wording import printable
 
@@ -234,7 +234,7 @@ def of_stages(
     from peer.diagnosis.verdict import Room
     from peer.planning.memory import Duty, memory_of
     from peer.store import disk
-    from peer.telemetry.events import Progress
+    from protocol.events.activity import Progress
     from protocol.run.run_files import files_needed
 
     stages = range(manifest.replicas.stages)

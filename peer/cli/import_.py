@@ -35,8 +35,8 @@ def import_(
     import tomllib
 
     from peer.process import exit_code_of
-    from peer.telemetry.events import Progress
     from protocol import manifest as manifests
+    from protocol.events.activity import Progress
     from protocol.files import write_atomically
     from protocol.run.hugging_face import open_checkpoint, read_tokenizer
 
@@ -65,7 +65,7 @@ def _check_values(checkpoint: "ModelFolder", terminal: "Terminal") -> None:
     Raises:
         UserError: one is none that a run can hold.
     """
-    from peer.telemetry.events import Progress
+    from protocol.events.activity import Progress
     from protocol.layout import elements
 
     layout, done = checkpoint.layout, 0

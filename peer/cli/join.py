@@ -102,8 +102,8 @@ def compute_for_first(options: ServingOptions) -> int:
     from peer.network.machine_link import connect_machine, read_secret
     from peer.process import exit_code_of, run_command
     from peer.settings import LOW_NICENESS, Meeting, bytes_of
-    from peer.telemetry.events import Progress
     from protocol.errors import UserError
+    from protocol.events.activity import Progress
     from protocol.manifest import load_manifest
     from protocol.net.tasks import Children, first_of
 
@@ -146,8 +146,8 @@ def watched(terminal: "Terminal", folder: Path, metrics: str | None) -> Iterator
         UserError: that is no address, or cannot be listened to.
     """
     from peer.compute.capacity import family_bytes
-    from peer.telemetry.events import Progress
     from peer.telemetry.journal import Journal
+    from protocol.events.activity import Progress
 
     with ExitStack() as stack:
         emit = terminal.emit
@@ -187,7 +187,7 @@ def pause_peers(ticket: str | None, directory: Path | None, terminal: "Terminal"
     from peer import pausing
     from peer.process import exit_code_of
     from peer.store.home import in_use
-    from peer.telemetry.events import Progress
+    from protocol.events.activity import Progress
 
     def run() -> int:
         for folder in _peers_here(ticket, directory, in_use):
@@ -204,7 +204,7 @@ def resume_peers(ticket: str | None, directory: Path | None, terminal: "Terminal
     from peer import pausing
     from peer.process import exit_code_of
     from peer.store.home import in_use
-    from peer.telemetry.events import Progress
+    from protocol.events.activity import Progress
 
     def run() -> int:
         for folder in _peers_here(ticket, directory, lambda path: in_use(path) or pausing.is_pause_requested(path)):

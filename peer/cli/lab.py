@@ -52,9 +52,9 @@ def run(
     from peer.compute.capacity import cores, find_device
     from peer.lab.reference_run import Lab
     from peer.process import exit_code_of
-    from peer.telemetry.events import Progress
     from peer.telemetry.run_report import Report
     from protocol import manifest as manifests
+    from protocol.events.activity import Progress
 
     shown = terminal(json)
 

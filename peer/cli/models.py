@@ -148,7 +148,7 @@ def _losses(collected: "Collected", held_out: "Batch | None", terminal: "Termina
     from peer.data.batches import held_out_batch
     from peer.export.written import HeldOutLosses
     from peer.model.first_weights import read_basis
-    from peer.telemetry.events import Progress
+    from protocol.events.activity import Progress
     from protocol.run.run_files import BASIS
 
     manifest = collected.descriptor.manifest

@@ -18,10 +18,11 @@ from peer.cli.admin import Operator, spread
 from peer.planning.memory import Duty, memory_of
 from peer.process import LINE_BYTES, Terminal, read_events
 from peer.store.disk import require_space, space_in
-from peer.telemetry.decisions import Suspected, Tried
-from peer.telemetry.events import Failed, Finished, Listener, Progress, Warned
 from protocol.clock import unix_time
 from protocol.errors import HetpeerError, LostMemberError, ResourceError
+from protocol.events.activity import Failed, Finished, Progress, Warned
+from protocol.events.decisions import Suspected, Tried
+from protocol.events.event import Listener
 from protocol.files import write_atomically
 from protocol.identity import PeerId
 from protocol.net.allowances import pause_after

@@ -14,7 +14,7 @@ from protocol.errors import UserError
 
 if TYPE_CHECKING:
     from peer.process import Terminal
-    from peer.telemetry.events import Listener
+    from protocol.events.event import Listener
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
 

@@ -74,8 +74,8 @@ def show_plan(options: PlanOptions, terminal: "Terminal") -> int:
     from peer.cli.tables import print_table
     from peer.planning.model import COMPRESSIONS_TRIED, HEADERS_SHARE, Volunteer, round_of, work_of
     from peer.process import exit_code_of
-    from peer.telemetry.events import Progress
     from protocol import manifest as manifests
+    from protocol.events.activity import Progress
 
     def work() -> int:
         if options.figure2 is not None:

@@ -66,8 +66,8 @@ async def decide(to_round: int | None, operator: Operator, ticket: "Ticket", ter
     from bootstrap.admission.audit_log import AuditEntry
     from bootstrap.monitor.holders import Holders
     from peer.network.admission import read_peers
-    from peer.telemetry.events import Progress
     from protocol.clock import unix_time
+    from protocol.events.activity import Progress
     from protocol.files import write_atomically
     from protocol.outer.progress import Rewind
     from protocol.trust.membership_card import Authority

@@ -16,8 +16,8 @@ from protocol.errors import ResourceError, UserError
 
 if TYPE_CHECKING:
     from peer.process import Terminal
-    from peer.telemetry.events import Event
     from peer.telemetry.journal import JournalEntry
+    from protocol.events.event import Event
 
 ROUND = r"[0-9]{1,7}"
 PEER = r"[1-9A-HJ-NP-Za-km-z]{8,64}"
@@ -59,8 +59,8 @@ def explain(what: str, where: str | None, terminal: "Terminal") -> int:
     """Print the log lines of a round or a peer and, for a round, the verdict on it. Returns the exit code."""
     from peer.cli.tables import print_table
     from peer.process import exit_code_of
-    from peer.telemetry.events import Joined
     from peer.telemetry.journal import read_journal
+    from protocol.events.activity import Joined
     from protocol.wording import moment, printable
 
     def work() -> int:
@@ -146,8 +146,8 @@ def happenings(folder: Path, noted: Iterable["JournalEntry"]) -> list[LogLine]:
     """
     from bootstrap.admission.audit_log import audit_log_files, last
     from peer.cli.tables import log_line, log_rows
-    from peer.telemetry.decisions import Adopted, CaughtUp, Resynchronised
-    from peer.telemetry.events import Resumed
+    from protocol.events.activity import Resumed
+    from protocol.events.decisions import Adopted, CaughtUp, Resynchronised
 
     lines: list[LogLine] = []
     for noted_entry in noted:
@@ -161,7 +161,7 @@ def happenings(folder: Path, noted: Iterable["JournalEntry"]) -> list[LogLine]:
 
 
 def _words(event: "Event") -> str:
-    from peer.telemetry.events import Contributed, Failed, Progress
+    from protocol.events.activity import Contributed, Failed, Progress
 
     match event:
         case Contributed(round, steps):
@@ -175,8 +175,8 @@ def _words(event: "Event") -> str:
 
 def round_verdict(round: int, events: Sequence["Event"]) -> str:
     """The verdict on this peer's contribution to a round, counted or not and why, in words; empty: the log has none."""
-    from peer.telemetry.decisions import Counted, NotCounted
-    from peer.telemetry.events import Contributed
+    from protocol.events.activity import Contributed
+    from protocol.events.decisions import Counted, NotCounted
 
     refused: dict[str, str] = {}
     contributed = False

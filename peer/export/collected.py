@@ -25,11 +25,12 @@ from peer.swarm.presence import outer_loop, swarm_membership
 from peer.swarm.rounds.catch_up import agree, catch_up
 from peer.swarm.rounds.outer_round import OuterLoop
 from peer.swarm.rounds.parts import to_torch
-from peer.telemetry.events import Event, Failed, Joined, Listener, Progress
 from peer.telemetry.status import EventStream
 from protocol.codec.contribution import Contribution, decode
 from protocol.codec.snapshot import Header
 from protocol.errors import FormatError, ResourceError, UnreachableError, UserError
+from protocol.events.activity import Failed, Joined, Progress
+from protocol.events.event import Event, Listener
 from protocol.identity import Part, PeerId
 from protocol.layout import elements, model_layout
 from protocol.outer.history import History

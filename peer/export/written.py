@@ -14,9 +14,10 @@ from safetensors.torch import save_file
 
 from peer.optim.grid import to_float
 from peer.optim.outer import Grid
-from peer.telemetry.events import Listener, Progress
 from protocol.architectures import architecture_of
 from protocol.errors import FormatError, ResourceError, UserError
+from protocol.events.activity import Progress
+from protocol.events.event import Listener
 from protocol.files import sync_folder
 from protocol.identity import Part, PeerId, stage_part
 from protocol.layout import parameter_count

@@ -13,9 +13,10 @@ from peer.model.embedding import FactoredEmbedding
 from peer.optim import inner
 from peer.optim.grid import to_float, to_int32, to_units
 from peer.optim.outer import FACTOR_ONE, eta
-from peer.telemetry.events import Listener, StepDone
 from protocol.codec import rice
 from protocol.codec.contribution import HEADER, Contribution, grids
+from protocol.events.activity import StepDone
+from protocol.events.event import Listener
 from protocol.identity import EMBEDDING, ContributionName, Part, RunId, stage_part
 from protocol.layout import EMBEDDING_TENSOR
 from protocol.manifest import Manifest

@@ -20,7 +20,8 @@ from peer.lab.shares import Shares
 from peer.lab.switches import Switches
 from peer.model.first_weights import read_basis, read_part
 from peer.optim.grid import grid_digest, to_float
-from peer.telemetry.events import Evaluated, Finished, Joined, Listener, RoundDone
+from protocol.events.activity import Evaluated, Finished, Joined, RoundDone
+from protocol.events.event import Listener
 from protocol.identity import EMBEDDING
 from protocol.layout import EMBEDDING_TENSOR, model_layout
 from protocol.run.run_files import Descriptor

@@ -28,7 +28,8 @@ from peer.lab.shares import Shares
 from peer.lab.switches import Switches
 from peer.optim.inner import AdamW, place_in_run
 from peer.optim.outer import OuterState
-from peer.telemetry.events import Listener, StepDone
+from protocol.events.activity import StepDone
+from protocol.events.event import Listener
 from protocol.identity import Part, PeerId
 from protocol.layout import writes_residual
 from protocol.manifest import Manifest

@@ -18,10 +18,11 @@ from peer.network.discovery import Discovery
 from peer.network.reach import reach as reaching
 from peer.network.reach.reach import MachineAddresses, Reach, Wish
 from peer.network.reach.relayed import Reachability
-from peer.telemetry.events import Listener, Progress
 from protocol.addresses import dialled_at, is_loopback
 from protocol.clock import monotonic
 from protocol.errors import ResourceError, UnreachableError
+from protocol.events.activity import Progress
+from protocol.events.event import Listener
 from protocol.net.dht import Dht
 from protocol.net.gate import Gate
 from protocol.net.tasks import Children

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from peer.network.bans import Bans
-from peer.telemetry.events import Refused
 from protocol.errors import FormatError, ResourceError
+from protocol.events.activity import Refused
 from protocol.files import write_atomically
 from protocol.identity import Part, PeerId
 from protocol.limits import PEERS_KEPT

@@ -4,10 +4,11 @@ broke the protocol."""
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from peer.telemetry.decisions import Avoided
-from peer.telemetry.events import Listener, Refused
 from protocol.clock import monotonic
 from protocol.errors import HetpeerError, PeerError
+from protocol.events.activity import Refused
+from protocol.events.decisions import Avoided
+from protocol.events.event import Listener
 from protocol.identity import PeerId
 from protocol.net.allowances import pause_after
 from protocol.trust.records import PeerRecord

@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 
 from peer.network.contacts import Contacts
 from peer.network.discovery import Discovery
-from peer.telemetry.events import Listener, Warned
 from protocol.errors import FormatError, HetpeerError, UserError
+from protocol.events.activity import Warned
+from protocol.events.event import Listener
 from protocol.net.channels import handshake
 from protocol.net.tls_probe import probe
 from protocol.patience import CALL_SECONDS, HEARTBEAT_SECONDS

@@ -26,8 +26,8 @@ from peer.network.intake import Intake
 from peer.network.learning import Learner
 from peer.network.run_progress import KnownProgress
 from peer.network.witnesses import Witnesses
-from peer.telemetry.events import Warned
 from protocol.errors import FormatError, HetpeerError, PeerError, RefusedError
+from protocol.events.activity import Warned
 from protocol.identity import Part, PeerId
 from protocol.layout import follows
 from protocol.limits import ENTRIES_NAMED, KEYS_NAMED, REVOCATIONS_NAMED, ROUNDS_NAMED

@@ -10,9 +10,10 @@ from collections.abc import Awaitable, Callable
 
 from peer.network.admission import Admitted
 from peer.network.discovery import Discovery
-from peer.telemetry.events import CertificateRenewed, Listener, Progress
 from protocol.clock import unix_time
 from protocol.errors import HetpeerError
+from protocol.events.activity import CertificateRenewed, Progress
+from protocol.events.event import Listener
 from protocol.net.allowances import pause_after
 from protocol.net.channels import Credentials
 from protocol.trust.records import PeerRecord

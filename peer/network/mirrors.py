@@ -14,8 +14,9 @@ from typing import Protocol
 import httpcore2
 
 from peer.network.web import Client, header
-from peer.telemetry.events import Listener, Progress
 from protocol.errors import FormatError, HetpeerError, RefusedError, UnreachableError
+from protocol.events.activity import Progress
+from protocol.events.event import Listener
 from protocol.identity import Endpoint
 from protocol.limits import TLS_SECONDS
 from protocol.manifest import Manifest

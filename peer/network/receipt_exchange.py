@@ -15,10 +15,11 @@ from typing import Any
 from peer.network.gossip import Reconciler
 from peer.network.group import Attempt
 from peer.store.receipt_file import KeptReceipts
-from peer.telemetry.decisions import Recalled
-from peer.telemetry.events import Credited, Listener, Progress
 from protocol.clock import unix_time
 from protocol.errors import FormatError, HetpeerError, ResourceError
+from protocol.events.activity import Credited, Progress
+from protocol.events.decisions import Recalled
+from protocol.events.event import Listener
 from protocol.identity import PeerId
 from protocol.manifest import Manifest
 from protocol.net.channels import caller, handshake, refuse, require_manifest

@@ -19,21 +19,22 @@ from pydantic import ValidationError
 
 from peer.network.contacts import Contacts
 from peer.network.duplex import BROKEN_CALL_ERRORS
-from peer.telemetry.decisions import EndedEarly, Left, Recalled, Waiting, WentOn
-from peer.telemetry.events import (
+from peer.telemetry.status import Status
+from protocol.clock import monotonic
+from protocol.errors import HetpeerError
+from protocol.events.activity import (
     Contributed,
     Credited,
     Evaluated,
-    Event,
     GroupBroken,
     GroupFormed,
     Progress,
     RoundDone,
     StepDone,
+    Waiting,
 )
-from peer.telemetry.status import Status
-from protocol.clock import monotonic
-from protocol.errors import HetpeerError
+from protocol.events.decisions import EndedEarly, Left, Recalled, WentOn
+from protocol.events.event import Event
 from protocol.monitor import (
     BATCH_BYTES,
     EVENTS_REPORTED,

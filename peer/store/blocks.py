@@ -8,8 +8,9 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 
 from peer.data.text import Tokens
-from peer.telemetry.events import Listener, Warned
 from protocol.errors import FormatError, HetpeerError, ResourceError
+from protocol.events.activity import Warned
+from protocol.events.event import Listener
 from protocol.files import write_atomically
 from protocol.net.tasks import Children
 from protocol.run.dataset import Block, Dataset, check_block

@@ -14,9 +14,9 @@ from peer.network.spot_check_service import SpotCheckService
 from peer.swarm.rounds.outer_round import OuterLoop
 from peer.swarm.rounds.parts import FollowedParts
 from peer.swarm.verdicts import Pair, Verdicts, trial_objection
-from peer.telemetry.decisions import Audited, Suspected, Tried
 from protocol.codec.contribution import Contribution, decode
 from protocol.codec.spot_check import Likeness, ReceivedPass
+from protocol.events.decisions import Audited, Suspected, Tried
 from protocol.identity import Part, PeerId, contributes_to
 from protocol.trust.records import Peers
 from protocol.wording import tails

@@ -7,9 +7,9 @@ from contextlib import suppress
 from peer.swarm import waits
 from peer.swarm.node import Node
 from peer.swarm.rounds.outer_round import OuterLoop
-from peer.telemetry.decisions import OnlyHolder
 from protocol.clock import monotonic
 from protocol.errors import HetpeerError
+from protocol.events.decisions import OnlyHolder
 from protocol.identity import Part
 from protocol.outer.window import SKEW
 from protocol.patience import NO_TAKER_SECONDS, NODE_TIMEOUT_SECONDS, STEADY_SECONDS, TAKER_SECONDS

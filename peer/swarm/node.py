@@ -20,9 +20,9 @@ from peer.network.spot_check_service import SpotCheckService
 from peer.settings import PeerSettings
 from peer.store.served import SnapshotStore
 from peer.swarm.text_reader import FileReader, Reader, TextSources, block_reader
-from peer.telemetry.decisions import Left
-from peer.telemetry.events import Listener
 from peer.torch_thread import TorchThread
+from protocol.events.decisions import Left
+from protocol.events.event import Listener
 from protocol.identity import PeerId
 from protocol.manifest import Manifest
 from protocol.monitor import NodeWord

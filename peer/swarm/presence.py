@@ -17,9 +17,9 @@ from peer.swarm.rounds.outer_round import OuterLoop
 from peer.swarm.rounds.parts import FollowedPart, FollowedParts
 from peer.swarm.rounds.round_policy import Pace
 from peer.swarm.run_end import ask_whether_over, keep_asking_the_node, reporting_a_long_wait, serve_the_end
-from peer.telemetry.decisions import Pulse
-from peer.telemetry.events import Listener
 from protocol.clock import monotonic
+from protocol.events.activity import Pulse
+from protocol.events.event import Listener
 from protocol.identity import Part
 from protocol.patience import CALL_SECONDS, LAST_RECEIPTS_SECONDS
 

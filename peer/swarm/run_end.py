@@ -12,10 +12,10 @@ from peer.swarm.roles import all_at
 from peer.swarm.rounds.catch_up import catch_up
 from peer.swarm.rounds.outer_round import OuterLoop
 from peer.swarm.rounds.states import compare_with_all
-from peer.telemetry.decisions import Waiting
-from peer.telemetry.events import Listener, Progress, Warned
 from protocol.clock import monotonic, unix_time
 from protocol.errors import HetpeerError
+from protocol.events.activity import Progress, Waiting, Warned
+from protocol.events.event import Listener
 from protocol.identity import PeerId
 from protocol.net.tasks import Children
 from protocol.patience import (

@@ -13,11 +13,11 @@ from peer.data.batches import AHEAD_STEPS, Ahead, Batch, batch, held_out_batch, 
 from peer.data.text import BlockedTokens, Tokens, open_tokens
 from peer.store.blocks import BlockCache, BlockStore
 from peer.store.membership import mirrors_of, node_of
-from peer.telemetry.events import Listener
 from peer.torch_thread import TorchThread
 from protocol.addresses import Ip, is_ip, split_address
 from protocol.clock import monotonic
 from protocol.errors import FormatError, ResourceError
+from protocol.events.event import Listener
 from protocol.manifest import Manifest
 from protocol.net.bandwidth import Bandwidth
 from protocol.net.channels import Credentials, Reachable

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 
 from peer.swarm.roles import free_volunteers, looking, replicas
 from peer.swarm.surplus import stage_in_need
-from peer.telemetry.decisions import Waiting
+from protocol.events.activity import Waiting
 from protocol.identity import Part, PeerId, stage_part
 from protocol.manifest import Manifest
 from protocol.outer.phases import RunView, lacking_parts, target

@@ -35,10 +35,10 @@ from peer.swarm.rounds.outer_round import OuterLoop
 from peer.swarm.rounds.round_end import finish_round, wait_for_round
 from peer.swarm.rounds.round_view import why_end_steps
 from peer.swarm.text_reader import Reader
-from peer.telemetry.decisions import EndedEarly, SpotChecked
-from peer.telemetry.events import Evaluated, Progress, RoundDone, StepDone
 from protocol.clock import monotonic
 from protocol.errors import LostMemberError
+from protocol.events.activity import Evaluated, Progress, RoundDone, StepDone
+from protocol.events.decisions import EndedEarly, SpotChecked
 from protocol.identity import parts_authored
 from protocol.layout import model_layout
 from protocol.net.blobs import BlobService

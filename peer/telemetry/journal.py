@@ -15,11 +15,13 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from peer.telemetry.events import EVENT_TYPES, Event, Listener, Progress, Serving, Warned
 from peer.telemetry.run_report import strict
 from peer.telemetry.status import Status
 from protocol.clock import unix_time
 from protocol.errors import ResourceError
+from protocol.events.activity import Progress, Serving, Warned
+from protocol.events.event import Event, Listener, Sink
+from protocol.events.lines import EVENT_TYPES
 from protocol.files import LOG_BYTES, append_line, logged_lines
 
 EVENTS_FILE = "events.jsonl"
@@ -66,7 +68,7 @@ class Journal:
     broken: bool = False
 
     def __call__(self, event: Event) -> None:
-        if event.level == "debug" or event == self.last:
+        if event.level == "debug" or Sink.JOURNAL not in event.sinks or event == self.last:
             return
         self.last = event
         try:

@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from peer.telemetry.decisions import Audited, Suspected
-from peer.telemetry.events import Evaluated, Event, Finished, Joined, Listener, RoundDone
+from protocol.events.activity import Evaluated, Finished, Joined, RoundDone
+from protocol.events.decisions import Audited, Suspected
+from protocol.events.event import Event, Listener
 from protocol.files import write_atomically
 from protocol.manifest import Manifest
 

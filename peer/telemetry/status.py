@@ -7,37 +7,28 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
-from peer.telemetry.decisions import (
-    CaughtUp,
-    EndedEarly,
-    GoalChanged,
-    Left,
-    OnlyHolder,
-    Placed,
-    Pulse,
-    Recalled,
-    Waiting,
-)
-from peer.telemetry.events import (
+from protocol.clock import monotonic
+from protocol.events.activity import (
     Contributed,
     Credited,
     Evaluated,
-    Event,
     Failed,
     Finished,
     GroupBroken,
     GroupFormed,
     Joined,
-    Listener,
     Paused,
     PauseEnded,
     Progress,
+    Pulse,
     Resumed,
     RoundDone,
     StepDone,
+    Waiting,
 )
-from peer.telemetry.group_decisions import CompressionChosen, MemberRecovered, Released, SlowMember
-from protocol.clock import monotonic
+from protocol.events.decisions import CaughtUp, EndedEarly, GoalChanged, Left, OnlyHolder, Placed, Recalled
+from protocol.events.event import Event, Listener
+from protocol.events.group_decisions import CompressionChosen, MemberRecovered, Released, SlowMember
 
 DaemonState = Literal["starting", "waiting", "training", "paused", "leaving", "finished", "failed"]
 

@@ -14,32 +14,23 @@ from rich.progress import Progress as Bar
 from rich.table import Column, Table
 from rich.text import Text
 
-from peer.telemetry.decisions import EndedEarly, GoalChanged, NotCounted, Resynchronised, Suspected, Tried, Waiting
-from peer.telemetry.events import (
-    CertificateRenewed,
-    Evaluated,
-    Event,
-    Failed,
-    Finished,
-    GroupBroken,
-    GroupFormed,
-    HandedOver,
-    Inherited,
-    Injected,
-    Joined,
-    Paused,
-    PauseEnded,
-    Progress,
-    Refused,
-    Resumed,
-    RoundDone,
-    Serving,
-    StepDone,
-)
-from peer.telemetry.group_decisions import CompressionChosen, Dismissed, MemberChanged, MemberReplaced, SlowMember
 from peer.telemetry.run_report import Report
 from peer.telemetry.status import Status
 from protocol.clock import monotonic
+from protocol.events.activity import (
+    Failed,
+    Finished,
+    GroupFormed,
+    Injected,
+    Joined,
+    Paused,
+    Progress,
+    RoundDone,
+    Serving,
+    StepDone,
+    Waiting,
+)
+from protocol.events.event import Event, Sink
 from protocol.wording import lasting, minutes_and_seconds, since, size, so_many, tail
 
 SPARKS = "▁▂▃▄▅▆▇█"
@@ -127,7 +118,7 @@ class PeerScreen:
             atexit.register(self.close)  # however the process ends, the cursor is shown again
 
     def __call__(self, event: Event) -> None:
-        line = event.words
+        line = event.words if Sink.TERMINAL in event.sinks else None
         if line is not None and line != self._said:
             self._said = line
             if isinstance(event, Failed | Finished | Progress | Serving) and self._spinner is not None:
@@ -224,34 +215,6 @@ class ProcessRow:
         return (self.name, self.replica, self.doing, self.place, self.loss, rate, *sent)
 
 
-TOLD = (
-    Serving
-    | Joined
-    | GroupFormed
-    | GroupBroken
-    | CompressionChosen
-    | Resumed
-    | Paused
-    | PauseEnded
-    | Resynchronised
-    | HandedOver
-    | Inherited
-    | CertificateRenewed
-    | Refused
-    | Evaluated
-    | Suspected
-    | Tried
-    | Dismissed
-    | MemberChanged
-    | MemberReplaced
-    | SlowMember
-    | GoalChanged
-    | EndedEarly
-    | NotCounted
-    | Failed
-)
-"""The events that a testnet prints where it has no live table."""
-
 COLUMNS = ("process", "replica", "doing", "round.step", "train loss", "tokens/s", "pipeline", "outer")
 
 
@@ -296,7 +259,7 @@ class TestnetScreen:
             self.bar.update(self.bar.task_ids[0], completed=self.steps_done)
         if isinstance(event, Injected):
             self.console.print(f"{minutes_and_seconds(seconds)} {process}: {event.words}", markup=False, soft_wrap=True)
-        elif self.live is None and isinstance(event, TOLD):
+        elif self.live is None and Sink.TESTNET in event.sinks:
             line = event.words if not isinstance(event, Serving) else f"Serving run {event.run_id[:12]}"
             self.console.print(f"{process}: {line}", markup=False, soft_wrap=True)
 

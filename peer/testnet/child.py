@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import IO, Literal
 
 from peer.process import INTERRUPTED, LINE_BYTES
-from peer.telemetry.events import Failed
 from peer.testnet.swarm import BOOTSTRAP, Swarm
 from peer.testnet.testnet_options import TestnetOptions
 from protocol.errors import HetpeerError, LostMemberError, ResourceError, UnreachableError
+from protocol.events.activity import Failed
 from protocol.net.tasks import Children, first_of
 
 LAST_WORDS_SECONDS = 2.0

@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TextIO
 
-from peer.telemetry.events import Event, Injected, StepDone
 from peer.telemetry.run_report import FaultDone, strict
+from protocol.events.activity import Injected, StepDone
+from protocol.events.event import Event
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from peer.telemetry.events import Injected
 from peer.testnet.child import Fate
 from peer.testnet.faults import Join, Kill, Leave, Moment, Pause, Scheduled, When
 from peer.testnet.swarm import Swarm
+from protocol.events.activity import Injected
 from protocol.net.tasks import Notifier
 
 CHAOS = "chaos"

@@ -16,7 +16,6 @@ from typing import IO, Any
 import psutil
 
 from peer.process import read_events
-from peer.telemetry.events import Evaluated, Event, Failed, Finished, GroupFormed, Serving
 from peer.telemetry.terminal import TestnetScreen
 from peer.testnet.child import (
     Child,
@@ -39,6 +38,8 @@ from peer.testnet.injection import CHAOS, Injection
 from peer.testnet.peaks import duties, memory_for, watch_peaks
 from peer.testnet.swarm import BOOTSTRAP, Swarm
 from peer.testnet.testnet_options import TestnetOptions
+from protocol.events.activity import Evaluated, Failed, Finished, GroupFormed, Serving
+from protocol.events.event import Event
 from protocol.net.tasks import first_of
 
 BLAME_SECONDS = 8.0

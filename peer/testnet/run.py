@@ -13,7 +13,6 @@ from pathlib import Path
 from rich.console import Console
 
 from peer.process import first_error
-from peer.telemetry.events import RoundDone, from_line
 from peer.telemetry.run_report import COMPLETED, Chaos
 from peer.telemetry.terminal import TestnetScreen, report_tables
 from peer.testnet.child import TestnetError
@@ -22,6 +21,8 @@ from peer.testnet.faults import Fault
 from peer.testnet.processes import Testnet
 from peer.testnet.testnet_options import TestnetOptions, to_toml
 from protocol.errors import HetpeerError
+from protocol.events.activity import RoundDone
+from protocol.events.lines import from_line
 from protocol.net.tasks import first_of
 
 

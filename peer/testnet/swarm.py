@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from peer.telemetry.events import Event, GroupBroken, GroupFormed, Joined, RoundDone, StepDone
 from peer.testnet.faults import Moment, Target
+from protocol.events.activity import GroupBroken, GroupFormed, Joined, RoundDone, StepDone
+from protocol.events.event import Event
 
 BOOTSTRAP = "bootstrap"
 

@@ -9,12 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from peer.telemetry.events import Event, Joined, Serving
 from peer.testnet.child import Child
 from peer.testnet.child import stop as stop_all
 from peer.testnet.injection import CHAOS
 from peer.testnet.processes import OnEvent, Testnet
 from peer.testnet.swarm import BOOTSTRAP
+from protocol.events.activity import Joined, Serving
+from protocol.events.event import Event
 from tests.chaos.attackers import ATTACKER
 from tests.chaos.attackers.crowds import Crowds, keep_event
 from tests.chaos.faults import CONTRIBUTING, Attacker, ChaosItem, Crowd, Random

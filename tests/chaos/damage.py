@@ -25,9 +25,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-from peer.telemetry.events import GroupBroken, GroupFormed, Injected, Joined, RoundDone, StepDone
 from peer.telemetry.run_report import FaultDone
 from peer.testnet.event_log import Timed, faults_done
+from protocol.events.activity import GroupBroken, GroupFormed, Injected, Joined, RoundDone, StepDone
 
 KINDS = ("step", "end", "start")
 """Of advances: a step within a round, a round's end, and the first step after it."""

@@ -2,8 +2,9 @@
 
 import pytest
 
-from peer.telemetry.events import Event, GroupBroken, GroupFormed, Injected, Joined, RoundDone, StepDone
 from peer.testnet.event_log import Timed
+from protocol.events.activity import GroupBroken, GroupFormed, Injected, Joined, RoundDone, StepDone
+from protocol.events.event import Event
 from tests.chaos.damage import Damage, damages, seconds_lost
 
 STEPS = 4

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer.telemetry.events import GroupFormed
 from peer.testnet.chaos import parse_chaos
 from peer.testnet.faults import After, Kill, Scheduled, Target
 from peer.testnet.swarm import Swarm
+from protocol.events.activity import GroupFormed
 from tests.chaos.faults import Partition, Random
 from tests.chaos.injection import draw, sides
 from tests.chaos.notation import ALL_NOTATIONS

@@ -1,8 +1,9 @@
 """What crowds cost, from invented logs: two honest processes that each do a step a second until the attack begins."""
 
-from peer.telemetry.decisions import Avoided
-from peer.telemetry.events import Event, Finished, Injected, StepDone
 from peer.testnet.event_log import Timed
+from protocol.events.activity import Finished, Injected, StepDone
+from protocol.events.decisions import Avoided
+from protocol.events.event import Event
 from tests.chaos.toll import AttackCost, BanStats, CrowdEvidence, HostileSighting, Memory, MemorySample, tolls
 
 BEGAN, ENDED, OVER = 10.0, 20.0, 40.0

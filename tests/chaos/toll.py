@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from peer.telemetry.decisions import Avoided
-from peer.telemetry.events import Finished, Injected, StepDone
 from peer.testnet.event_log import Timed
+from protocol.events.activity import Finished, Injected, StepDone
+from protocol.events.decisions import Avoided
 
 LEAST_SECONDS = 3.0
 """Over less than so long, steps a second say nothing."""

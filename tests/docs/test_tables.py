@@ -6,7 +6,7 @@ import tomllib
 from collections import Counter
 from pathlib import Path
 
-from peer.telemetry.events import EVENT_TYPES
+from protocol.events.lines import EVENT_TYPES
 from tests.docs.pages import ROOT
 
 SCHEMAS = sorted((ROOT / "protocol/schemas").glob("*.proto"))

@@ -14,6 +14,9 @@ HEADINGS = re.findall(r"^### +`+ ?(.+?) ?`+ *$", prose(ROOT / "docs/troubleshoot
 LEAST_LETTERS = 10
 """That a message has of its own, beside what is formatted into it."""
 
+TEMPLATE = re.compile(r"\{\w+(![tc])?\}")
+"""A field in the words of an event (`protocol/events/event.py`)."""
+
 NOT_SAID = ("help", "description", "metavar", "epilog")
 """Keywords whose strings are documentation."""
 
@@ -31,13 +34,13 @@ def said(tree: ast.AST) -> Iterator[str]:
                 yield from said(each)
             continue
         if isinstance(field, ast.Constant) and isinstance(field.value, str):
-            yield field.value
+            yield TEMPLATE.sub("…", field.value)
         yield from said(field)
 
 
 def pattern(message: str) -> re.Pattern[str] | None:
     """What a message looks like when it is said; None where it has hardly a word of its own. A line of progress begins
-    with a capital then (`peer/telemetry/events.py`)."""
+    with a capital then (`protocol/events/activity.py`)."""
     if sum(each.isalpha() for each in message) < LEAST_LETTERS:
         return None
     first, rest = message[0], message[1:]

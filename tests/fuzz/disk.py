@@ -26,9 +26,10 @@ from peer.network.web import redirected, require_plain
 from peer.store.checkpoint import Checkpoint, candidates
 from peer.store.membership import MEMBERSHIP, OLD_FILES, KeptMembership, mirrors_of, recall
 from peer.store.served import ContributionStore, SnapshotStore
-from peer.telemetry.events import RoundDone, from_line, to_line
 from protocol.codec.snapshot import Header, pieces_of
 from protocol.errors import ResourceError
+from protocol.events.activity import RoundDone
+from protocol.events.lines import from_line, to_line
 from protocol.identity import EMBEDDING, RunId
 from protocol.layout import EMBEDDING_TENSOR
 from protocol.net.tasks import Notifier

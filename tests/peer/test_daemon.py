@@ -13,9 +13,10 @@ from peer.daemon import SHUT_OUT, run_with_pauses
 from peer.diagnosis.machine import open_files
 from peer.settings import PeerSettings
 from peer.swarm.node import Node
-from peer.telemetry.events import Event, Warned
 from peer.telemetry.status import EventStream
 from protocol.errors import RefusedError
+from protocol.events.activity import Warned
+from protocol.events.event import Event
 from protocol.identity import EMBEDDING
 from protocol.net.channels import connect, handshake
 from protocol.outer.ledger import Revocation

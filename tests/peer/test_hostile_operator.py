@@ -20,9 +20,9 @@ from peer.daemon import run_until
 from peer.settings import PeerSettings
 from peer.store.disk import space_in
 from peer.swarm.node import Node, RoleWork
-from peer.telemetry.events import Event
 from peer.telemetry.status import EventStream
 from protocol.errors import FormatError, HetpeerError, ResourceError
+from protocol.events.event import Event
 from protocol.manifest import Manifest
 from protocol.net.blobs import BlobService
 from protocol.net.channels import listen, options

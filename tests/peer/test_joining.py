@@ -28,9 +28,10 @@ from peer.planning.memory import Duty, memory_of
 from peer.settings import PeerSettings
 from peer.store import membership
 from peer.store.disk import space_in
-from peer.telemetry.decisions import Placed
-from peer.telemetry.events import Event, Warned
 from protocol.errors import ResourceError, UserError
+from protocol.events.activity import Warned
+from protocol.events.decisions import Placed
+from protocol.events.event import Event
 from protocol.identity import PeerId
 from protocol.limits import CLOCK_SLACK_SECONDS
 from protocol.manifest import check_manifest

@@ -22,8 +22,10 @@ from peer.process import (
     run_command,
     run_query,
 )
-from peer.telemetry.events import Event, Failed, Finished, StepDone, to_line
 from protocol.errors import LostMemberError, UserError
+from protocol.events.activity import Failed, Finished, StepDone
+from protocol.events.event import Event
+from protocol.events.lines import to_line
 
 ROOT = Path(__file__).parents[2]
 

@@ -27,8 +27,8 @@ from peer.swarm.rounds.catch_up import resume_from_folder
 from peer.swarm.rounds.outer_round import OuterLoop
 from peer.swarm.rounds.parts import FollowedPart, FollowedParts
 from peer.swarm.rounds.round_policy import Pace
-from peer.telemetry.events import Event
 from peer.torch_thread import TorchThread
+from protocol.events.event import Event
 from protocol.identity import Part, PeerId, RunId, parts_authored
 from protocol.layout import model_layout, part_layout, parts_followed
 from protocol.manifest import Manifest

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from peer.telemetry.events import Event, Serving, from_line
+from protocol.events.activity import Serving
+from protocol.events.event import Event
+from protocol.events.lines import from_line
 from protocol.trust.ticket import Ticket, parse_ticket
 from tests.reference.forked import HETPEER, SECONDS, Forked, hetpeer, run
 from tests.reference.forks import can_fork

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from bootstrap.admission.operator_lists import ID_BYTES
-from peer.telemetry.decisions import Tried
-from peer.telemetry.events import CertificateRenewed, Event, GroupBroken, Joined, Progress, RoundDone, Serving, to_line
+from protocol.events.activity import CertificateRenewed, GroupBroken, Joined, Progress, RoundDone, Serving
+from protocol.events.decisions import Tried
+from protocol.events.event import Event
+from protocol.events.lines import to_line
 from protocol.trust import ticket as tickets
 from tests.reference.processes import RUN, TEXT, Peer, hetpeer
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.shaped.hosts import hosts, missing
-from peer.telemetry.events import RoundDone
-from peer.telemetry.group_decisions import CompressionChosen
+from protocol.events.activity import RoundDone
+from protocol.events.group_decisions import CompressionChosen
 from tests.reference.processes import Peer, serving
 
 RUN = """

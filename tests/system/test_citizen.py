@@ -5,17 +5,8 @@ from contextlib import ExitStack
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from peer.telemetry.events import (
-    Contributed,
-    Event,
-    Finished,
-    GroupFormed,
-    Joined,
-    Paused,
-    PauseEnded,
-    RoundDone,
-    StepDone,
-)
+from protocol.events.activity import Contributed, Finished, GroupFormed, Joined, Paused, PauseEnded, RoundDone, StepDone
+from protocol.events.event import Event
 from protocol.identity import RunId
 from protocol.trust.ticket import Ticket
 from tests.reference.processes import Peer, hetpeer, serving

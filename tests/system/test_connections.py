@@ -6,9 +6,9 @@ How many steps are lost meanwhile, `benchmarks/connections.py` measures.
 from contextlib import ExitStack
 from pathlib import Path
 
-from peer.telemetry.decisions import CaughtUp
-from peer.telemetry.events import Joined, RoundDone, Serving
 from peer.testnet.child import two_free_ports
+from protocol.events.activity import Joined, RoundDone, Serving
+from protocol.events.decisions import CaughtUp
 from tests.reference.flood import flooded
 from tests.reference.processes import RUN, TEXT, Peer, hetpeer
 

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from peer.network import admission
-from peer.telemetry.events import Failed, Joined, Progress
+from protocol.events.activity import Failed, Joined, Progress
 from protocol.trust.records import Peers
 from protocol.trust.ticket import parse_ticket
 from tests.system.test_restarts import Run

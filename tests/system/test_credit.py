@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from peer.telemetry.events import Credited, Finished, Joined, StepDone
+from protocol.events.activity import Credited, Finished, Joined, StepDone
 from tests.reference.processes import Peer, hetpeer, serving
 
 RUN = """

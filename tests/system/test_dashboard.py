@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from peer.telemetry.events import Joined, Serving, StepDone
+from protocol.events.activity import Joined, Serving, StepDone
 from tests.reference.browser import CHROMIUM, LACKING, chromium, opened
 from tests.reference.dashboard import dashboard_of
 from tests.reference.processes import TEXT, Peer

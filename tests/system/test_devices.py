@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from peer.telemetry.decisions import Audited
-from peer.telemetry.events import Contributed, Evaluated, Finished, Progress, RoundDone, StepDone
+from protocol.events.activity import Contributed, Evaluated, Finished, Progress, RoundDone, StepDone
+from protocol.events.decisions import Audited
 from protocol.trust.ticket import Ticket
 from tests.reference.processes import RUN, Peer, hetpeer, serving
 

@@ -15,7 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from peer.telemetry.events import Event, Finished, Joined, Resumed, RoundDone, from_line
+from protocol.events.activity import Finished, Joined, Resumed, RoundDone
+from protocol.events.event import Event
+from protocol.events.lines import from_line
 from tests.reference.engine import ROOT, Engine, NoEngineError, engine
 
 ROUNDS = 3

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.telemetry.events import Failed, Finished, Progress, RoundDone, StepDone
+from protocol.events.activity import Failed, Finished, Progress, RoundDone, StepDone
 from protocol.identity import Part
 from tests.reference.processes import Peer, hetpeer, serving
 from tests.system.test_devices import gone, workers

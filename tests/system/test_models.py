@@ -16,8 +16,8 @@ from peer.cli.__main__ import app
 from peer.export.collected import collect
 from peer.export.written import write_export
 from peer.model.language_model import LanguageModel
-from peer.telemetry.events import Finished, RoundDone, Serving
 from protocol.errors import ResourceError
+from protocol.events.activity import Finished, RoundDone, Serving
 from protocol.run.hugging_face import open_checkpoint
 from tests.reference.processes import RUN, SECONDS, TEXT, Peer, events, finish, hetpeer, serving, start
 

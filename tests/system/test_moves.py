@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.telemetry.events import GroupBroken, GroupFormed, Joined, RoundDone, StepDone
+from protocol.events.activity import GroupBroken, GroupFormed, Joined, RoundDone, StepDone
 from tests.chaos import namespaces
 from tests.reference.processes import RUN, Peer
 from tests.system.test_reach import World, digests_after, hosts

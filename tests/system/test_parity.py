@@ -7,7 +7,8 @@ import torch
 
 from bootstrap.genesis import load_run
 from peer.lab.reference_run import Lab
-from peer.telemetry.events import Evaluated, Event, RoundDone
+from protocol.events.activity import Evaluated, RoundDone
+from protocol.events.event import Event
 from protocol.run.run_files import Descriptor
 from tests.reference.processes import finish, serving, start
 

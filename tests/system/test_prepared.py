@@ -9,7 +9,8 @@ import torch
 from bootstrap.data.prepare import PrepareRequest, prepare_text
 from bootstrap.genesis import load_run
 from peer.lab.reference_run import Lab
-from peer.telemetry.events import Evaluated, Event, Progress, RoundDone
+from protocol.events.activity import Evaluated, Progress, RoundDone
+from protocol.events.event import Event
 from tests.reference.mirror import mirror
 from tests.reference.processes import TEXT, Peer, finish, hetpeer, serving, start
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.telemetry.events import GroupBroken, GroupFormed, Joined, Progress, Reached, RoundDone, Serving, StepDone
+from protocol.events.activity import GroupBroken, GroupFormed, Joined, Progress, Reached, RoundDone, Serving, StepDone
 from protocol.trust.ticket import parse_ticket
 from tests.chaos import namespaces
 from tests.chaos.namespaces import Namespaces

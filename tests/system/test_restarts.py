@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from peer.network import admission
-from peer.telemetry.events import Contributed, Finished, Joined, Progress, Resumed, Serving, StepDone
 from peer.testnet.child import two_free_ports
+from protocol.events.activity import Contributed, Finished, Joined, Progress, Resumed, Serving, StepDone
 from protocol.trust.ticket import parse_ticket
 from tests.reference.processes import TEXT, Peer
 

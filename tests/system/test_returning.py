@@ -6,8 +6,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from peer.telemetry.decisions import CaughtUp, Waiting
-from peer.telemetry.events import Joined, Progress, RoundDone, Serving, StepDone
+from protocol.events.activity import Joined, Progress, RoundDone, Serving, StepDone, Waiting
+from protocol.events.decisions import CaughtUp
 from tests.reference.forked import hetpeer
 from tests.reference.processes import TEXT, Peer
 

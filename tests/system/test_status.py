@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from peer.telemetry.events import Joined, RoundDone, Serving
+from protocol.events.activity import Joined, RoundDone, Serving
 from protocol.monitor import View
 from protocol.trust.ticket import Ticket
 from tests.fuzz.material import OPERATOR

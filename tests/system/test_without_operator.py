@@ -9,9 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from peer.telemetry.decisions import Waiting
-from peer.telemetry.events import Contributed, Failed, GroupFormed, Joined, Progress, Resumed, RoundDone, Serving
 from peer.testnet.child import two_free_ports
+from protocol.events.activity import (
+    Contributed,
+    Failed,
+    GroupFormed,
+    Joined,
+    Progress,
+    Resumed,
+    RoundDone,
+    Serving,
+    Waiting,
+)
 from protocol.trust.keys import load_or_create
 from tests.reference.processes import RUN, TEXT, Peer, hetpeer
 

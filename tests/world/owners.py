@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from peer.telemetry.events import Event
 from peer.telemetry.status import Status
+from protocol.events.event import Event
 from protocol.trust.ticket import Ticket
 from tests.world.network import Machine
 

@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from peer import pausing
-from peer.telemetry.events import Event, Paused, PauseEnded, Progress, RoundDone, to_line
+from protocol.events.activity import Paused, PauseEnded, Progress, RoundDone
+from protocol.events.event import Event
+from protocol.events.lines import to_line
 from protocol.manifest import Manifest
 from tests.reference.small_manifest import small_manifest
 from tests.world.network import WIDE

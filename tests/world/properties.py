@@ -11,10 +11,11 @@ from peer.model.first_weights import read_part
 from peer.optim.grid import grid_digest as digest_of
 from peer.process import INTERRUPTED
 from peer.store.receipt_file import RECEIPTS
-from peer.telemetry.events import Contributed, Event, Finished, GroupBroken, Joined, Progress, StepDone
-from peer.telemetry.group_decisions import Dismissed
 from peer.telemetry.status import Status
 from protocol.errors import ResourceError, UnreachableError
+from protocol.events.activity import Contributed, Finished, GroupBroken, Joined, Progress, StepDone
+from protocol.events.event import Event
+from protocol.events.group_decisions import Dismissed
 from protocol.identity import EMBEDDING, Part, PeerId, contributes_to
 from protocol.manifest import Manifest
 from protocol.outer.data_plan import OWN_ORDER, chunks

@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterable
 from typing import Literal
 
-from peer.telemetry.decisions import NotCounted, Waiting
-from peer.telemetry.events import Contributed, Finished, RoundDone
+from protocol.events.activity import Contributed, Finished, RoundDone, Waiting
+from protocol.events.decisions import NotCounted
 from protocol.identity import contributes_to
 from tests.world.owners import Owner, Process
 from tests.world.schedule import Fault, Kind, Member, Schedule

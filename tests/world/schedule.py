@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from peer.telemetry.events import Event
+from protocol.events.event import Event
 
 Kind = Literal[
     "start",

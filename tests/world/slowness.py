@@ -10,7 +10,7 @@ from unittest import mock
 
 from peer.compute.replica import WholeReplica
 from peer.swarm.group.inner_step import InnerStep
-from peer.telemetry.events import GroupFormed, Joined, RoundDone, StepDone
+from protocol.events.activity import GroupFormed, Joined, RoundDone, StepDone
 from tests.world.owners import Owner
 from tests.world.test_cases import MakeWorld, join, told
 from tests.world.world import World

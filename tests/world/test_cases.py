@@ -9,10 +9,8 @@ import pytest
 
 from peer import pausing
 from peer.planning.memory import Duty, memory_of
-from peer.telemetry.decisions import Placed, Waiting
-from peer.telemetry.events import (
+from protocol.events.activity import (
     Contributed,
-    Event,
     Finished,
     GroupBroken,
     GroupFormed,
@@ -21,7 +19,10 @@ from peer.telemetry.events import (
     Progress,
     RoundDone,
     StepDone,
+    Waiting,
 )
+from protocol.events.decisions import Placed
+from protocol.events.event import Event
 from protocol.manifest import Manifest
 from protocol.monitor import View
 from tests.reference.small_manifest import small_manifest

@@ -9,8 +9,8 @@ import pytest
 
 from peer.data.batches import sequence_ids, sequences_in
 from peer.data.text import open_tokens
-from peer.telemetry.decisions import Resynchronised
-from peer.telemetry.events import (
+from protocol.codec.snapshot import Header, parse_header
+from protocol.events.activity import (
     Contributed,
     Evaluated,
     Finished,
@@ -24,7 +24,7 @@ from peer.telemetry.events import (
     RoundDone,
     StepDone,
 )
-from protocol.codec.snapshot import Header, parse_header
+from protocol.events.decisions import Resynchronised
 from protocol.identity import EMBEDDING, PeerId
 from protocol.manifest import Manifest
 from protocol.run.run_files import TRAIN

@@ -2,7 +2,7 @@
 
 import pytest
 
-from peer.telemetry.events import RoundDone, StepDone
+from protocol.events.activity import RoundDone, StepDone
 from tests.world import test_cases
 from tests.world.test_cases import MakeWorld, all_end_well, join, told
 

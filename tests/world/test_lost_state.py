@@ -3,8 +3,8 @@
 import pytest
 
 from peer.network.discovery import WRITE_SECONDS
-from peer.telemetry.decisions import Adopted
-from peer.telemetry.events import Resumed, StepDone
+from protocol.events.activity import Resumed, StepDone
+from protocol.events.decisions import Adopted
 from tests.world import test_cases
 from tests.world.owners import Owner
 from tests.world.test_cases import MakeWorld, all_end_well, join, seen, told, waits_for

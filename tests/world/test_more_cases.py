@@ -6,10 +6,8 @@ from typing import Any
 import pytest
 
 from peer import pausing
-from peer.telemetry.decisions import CaughtUp, EndedEarly, NotCounted
-from peer.telemetry.events import (
+from protocol.events.activity import (
     Contributed,
-    Event,
     Finished,
     GroupBroken,
     HandedOver,
@@ -21,6 +19,8 @@ from peer.telemetry.events import (
     RoundDone,
     StepDone,
 )
+from protocol.events.decisions import CaughtUp, EndedEarly, NotCounted
+from protocol.events.event import Event
 from tests.world import test_cases
 from tests.world.owners import Owner
 from tests.world.test_cases import MakeWorld, all_end_well, join, told

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from peer.telemetry.events import GroupBroken, GroupFormed, RoundDone, StepDone
+from protocol.events.activity import GroupBroken, GroupFormed, RoundDone, StepDone
 from protocol.patience import SILENT_BEATS, STREAM_HEARTBEAT_SECONDS
 from tests.world.owners import Owner
 from tests.world.test_cases import MakeWorld, all_end_well, told, world

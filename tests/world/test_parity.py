@@ -9,7 +9,8 @@ import torch
 
 from bootstrap.genesis import load_run
 from peer.lab.reference_run import Lab
-from peer.telemetry.events import Evaluated, Event, RoundDone
+from protocol.events.activity import Evaluated, RoundDone
+from protocol.events.event import Event
 from tests.world import test_cases
 from tests.world.runs import files_of
 from tests.world.test_cases import MakeWorld, all_end_well, join, manifest, told

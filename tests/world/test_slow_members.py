@@ -3,8 +3,8 @@ tried, or all are told who is slow. In virtual time, at each stage of a group, w
 
 import pytest
 
-from peer.telemetry.events import GroupFormed
-from peer.telemetry.group_decisions import NOBODY_FREE, Dismissed, MemberReplaced, SlowMember
+from protocol.events.activity import GroupFormed
+from protocol.events.group_decisions import NOBODY_FREE, Dismissed, MemberReplaced, SlowMember
 from protocol.patience import SLOW_STEPS
 from tests.world import test_cases
 from tests.world.slowness import MEASURED_SECONDS, STAGES, Beside, beside_a_slow_member, slowed

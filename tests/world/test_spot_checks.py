@@ -8,10 +8,10 @@ import pytest
 from peer.compute.recomputation import Recomputation
 from peer.swarm.group.spot_checks import SpotChecking
 from peer.swarm.group.stage_round import StageRound
-from peer.telemetry.decisions import SpotChecked
-from peer.telemetry.events import GroupFormed, RoundDone
-from peer.telemetry.group_decisions import Dismissed
 from protocol.codec.spot_check import Likeness
+from protocol.events.activity import GroupFormed, RoundDone
+from protocol.events.decisions import SpotChecked
+from protocol.events.group_decisions import Dismissed
 from tests.world import false_payloads, test_cases
 from tests.world.false_payloads import falsify
 from tests.world.test_cases import MakeWorld, join, told

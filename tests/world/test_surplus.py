@@ -1,8 +1,8 @@
 """Volunteers for whom groups have no seat, while another stage is short: in virtual time."""
 
 from peer.swarm.surplus import SURPLUS_SECONDS
-from peer.telemetry.decisions import Left, Waiting
-from peer.telemetry.events import Contributed, Finished, HandedOver, Inherited, Joined, Progress
+from protocol.events.activity import Contributed, Finished, HandedOver, Inherited, Joined, Progress, Waiting
+from protocol.events.decisions import Left
 from tests.world import test_cases
 from tests.world.owners import Owner
 from tests.world.properties import at_the_end

@@ -8,8 +8,8 @@ import pytest
 
 from peer.swarm.group.first_stage import FirstStage
 from peer.swarm.group.inner_step import InnerStep
-from peer.telemetry.events import GroupFormed, RoundDone, StepDone
-from peer.telemetry.group_decisions import Dismissed
+from protocol.events.activity import GroupFormed, RoundDone, StepDone
+from protocol.events.group_decisions import Dismissed
 from protocol.patience import BEHIND_SECONDS, FURTHER_STAGE_SHARE, SHORTEST_STEP_BOUND_SECONDS
 from tests.world import test_cases
 from tests.world.test_cases import MakeWorld, join, told

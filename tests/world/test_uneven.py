@@ -9,9 +9,10 @@ import torch
 
 from bootstrap.genesis import load_run
 from peer.lab.reference_run import Lab
-from peer.telemetry.decisions import EndedEarly, GoalChanged
-from peer.telemetry.events import Contributed, Event, GroupBroken, GroupFormed, RoundDone
-from peer.telemetry.group_decisions import MemberChanged, Released
+from protocol.events.activity import Contributed, GroupBroken, GroupFormed, RoundDone
+from protocol.events.decisions import EndedEarly, GoalChanged
+from protocol.events.event import Event
+from protocol.events.group_decisions import MemberChanged, Released
 from protocol.monitor import View
 from protocol.patience import REGROUP_SECONDS
 from tests.world import test_cases

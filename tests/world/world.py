@@ -23,11 +23,12 @@ from peer.cli.observer import keep_model
 from peer.daemon import run_with_pauses
 from peer.process import first_error
 from peer.settings import PeerSettings
-from peer.telemetry.events import Event, Finished
 from peer.telemetry.journal import Journal
 from peer.telemetry.status import EventStream
 from protocol import clock
 from protocol.errors import HetpeerError
+from protocol.events.activity import Finished
+from protocol.events.event import Event
 from protocol.manifest import Manifest
 from protocol.run.run_files import Descriptor
 from protocol.trust.attestations import GRANTED, grant

@@ -10,9 +10,10 @@ from hashlib import sha256
 
 from peer.network.discovery import Discovery
 from peer.network.reach.reach import Reach
-from peer.telemetry.events import Listener, Reached
 from protocol.clock import monotonic
 from protocol.errors import HetpeerError
+from protocol.events.activity import Reached
+from protocol.events.event import Listener
 from protocol.identity import PeerId
 from protocol.limits import RELAY_OPEN_SECONDS, RELAY_PING_SECONDS, RELAYS_KEPT, TUNNELS, TUNNELS_OF_PEER
 from protocol.net.bandwidth import Bandwidth

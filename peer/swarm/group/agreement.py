@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from peer.network.group import Link
 from peer.swarm import waits
 from peer.swarm.group.stage_round import GroupLoop
-from peer.telemetry.events import Listener
 from protocol.codec.seating import AnswerFrame, OfferFrame
 from protocol.errors import LostMemberError
+from protocol.events.event import Listener
 from protocol.net.tasks import Children
 from protocol.patience import AGREEMENT_TIMEOUT_SECONDS, FURTHER_STAGE_SECONDS, LONG_WAIT_SECONDS
 from protocol.schemas import pipeline_pb2 as pb

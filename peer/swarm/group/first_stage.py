@@ -14,8 +14,8 @@ from peer.swarm.rounds import round_policy
 from peer.swarm.rounds.round_end import wait_for_round
 from peer.swarm.rounds.round_view import why_end_steps
 from peer.swarm.text_reader import Reader
-from peer.telemetry.group_decisions import CompressionChosen
 from protocol.codec.seating import AnswerFrame, OfferFrame
+from protocol.events.group_decisions import CompressionChosen
 from protocol.identity import EMBEDDING
 
 

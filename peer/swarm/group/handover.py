@@ -15,9 +15,9 @@ from peer.optim.handover_state import HandoverState, added, pack_state, returned
 from peer.optim.outer import OuterState
 from peer.swarm.roles import successors
 from peer.swarm.rounds.outer_round import OuterLoop
-from peer.telemetry.events import HandedOver, Inherited, Progress
 from peer.torch_thread import TorchThread
 from protocol.errors import FormatError, HetpeerError
+from protocol.events.activity import HandedOver, Inherited, Progress
 from protocol.identity import Part, PeerId, parts_authored
 from protocol.trust.handovers import HandoverOffer, Handovers
 from protocol.trust.records import PeerRecord

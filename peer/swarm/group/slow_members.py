@@ -7,10 +7,10 @@ from peer.swarm.group.seats import GroupSeats
 from peer.swarm.group.slowness import Member, SlowFinding, SlownessWatch, StepKind, StepTimes, is_worth_a_try
 from peer.swarm.roles import free_volunteers, looking
 from peer.swarm.rounds.outer_round import OuterLoop
-from peer.telemetry.group_decisions import NOBODY_FREE, THIS_PEER, MemberRecovered, MemberReplaced, SlowMember
 from protocol.clock import monotonic
 from protocol.codec.seating import OfferFrame
 from protocol.errors import LostMemberError
+from protocol.events.group_decisions import NOBODY_FREE, THIS_PEER, MemberRecovered, MemberReplaced, SlowMember
 from protocol.identity import PeerId
 from protocol.trust.records import Peers
 

@@ -22,12 +22,12 @@ from peer.swarm.rounds.outer_round import OuterLoop
 from peer.swarm.rounds.round_end import finish_round, wait_for_round
 from peer.swarm.rounds.round_view import why_end_steps
 from peer.swarm.text_reader import Reader
-from peer.telemetry.decisions import EndedEarly, Waiting
-from peer.telemetry.events import RoundDone, StepDone
 from protocol.clock import monotonic
 from protocol.codec.frames import FrameRules
 from protocol.codec.spot_check import group_digest
 from protocol.errors import LostMemberError
+from protocol.events.activity import RoundDone, StepDone, Waiting
+from protocol.events.decisions import EndedEarly
 from protocol.identity import EMBEDDING, PeerId
 from protocol.net.blobs import BlobService
 from protocol.outer.data_plan import Spans

@@ -24,9 +24,6 @@ from peer.swarm.group.spot_checks import SpotChecks
 from peer.swarm.group.stage_round import StageRound
 from peer.swarm.group.stragglers import patience_with
 from peer.swarm.rounds.outer_round import OuterLoop
-from peer.telemetry.decisions import Waiting
-from peer.telemetry.events import GroupBroken, GroupFormed
-from peer.telemetry.group_decisions import Dismissed, MemberChanged, Released
 from protocol.codec.seating import (
     AnswerFrame,
     OfferFrame,
@@ -37,6 +34,8 @@ from protocol.codec.seating import (
     unpack_start,
 )
 from protocol.errors import HetpeerError, LostMemberError, PeerError
+from protocol.events.activity import GroupBroken, GroupFormed, Waiting
+from protocol.events.group_decisions import Dismissed, MemberChanged, Released
 from protocol.identity import PeerId
 from protocol.net.tasks import Children
 

@@ -15,9 +15,9 @@ from peer.swarm.rounds.states import (
     take_later_states,
     vouchers_needed,
 )
-from peer.telemetry.decisions import CaughtUp
-from peer.telemetry.events import Progress, Resumed
 from protocol.errors import UnreachableError
+from protocol.events.activity import Progress, Resumed
+from protocol.events.decisions import CaughtUp
 from protocol.identity import Part
 from protocol.outer.phases import RunPhase, RunView, lacking_parts, phase_of, stands, target
 from protocol.patience import CATCH_UP_RETRY_SECONDS, REQUESTS_AN_ATTEMPT

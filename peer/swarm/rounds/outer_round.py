@@ -20,10 +20,10 @@ from peer.swarm.rounds.own_credit import OwnCredit
 from peer.swarm.rounds.parts import FollowedParts
 from peer.swarm.rounds.round_policy import Pace, RoundArrivals
 from peer.swarm.rounds.workload import Workload
-from peer.telemetry.decisions import Waiting
-from peer.telemetry.events import Contributed, Finished, Listener
 from protocol.clock import monotonic
 from protocol.codec.contribution import contribution_digest as sha256_of
+from protocol.events.activity import Contributed, Finished, Waiting
+from protocol.events.event import Listener
 from protocol.identity import ContributionName, Part
 from protocol.manifest import Manifest
 from protocol.outer.data_plan import Spans, first_chunks

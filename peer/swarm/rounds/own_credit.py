@@ -5,8 +5,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from peer.swarm.rounds.parts import FollowedPart
-from peer.telemetry.decisions import Counted, NotCounted, WentOn
-from peer.telemetry.events import Listener
+from protocol.events.decisions import Counted, NotCounted, WentOn
+from protocol.events.event import Listener
 from protocol.identity import ContributionName, Part, PeerId
 from protocol.trust.records import PeerRecord
 

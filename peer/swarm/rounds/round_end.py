@@ -9,8 +9,8 @@ from peer.swarm.rounds import round_policy
 from peer.swarm.rounds.outer_round import OuterLoop
 from peer.swarm.rounds.round_policy import RoundSeen
 from peer.swarm.rounds.round_view import awaited_authors, see_round
-from peer.telemetry.decisions import Waiting
 from protocol.clock import monotonic
+from protocol.events.activity import Waiting
 from protocol.identity import EMBEDDING
 from protocol.patience import LOGGED_WAIT_SECONDS, LOST_STATE_SECONDS
 

@@ -8,9 +8,9 @@ from peer.network.gossip_policy import ALL_CONTACTS, some
 from peer.network.snapshot_transfer import fetch_snapshot
 from peer.swarm.rounds.outer_round import OuterLoop
 from peer.swarm.rounds.parts import to_torch
-from peer.telemetry.decisions import Adopted, Resynchronised
-from peer.telemetry.events import Progress
 from protocol.errors import HetpeerError, PeerError, UnreachableError
+from protocol.events.activity import Progress
+from protocol.events.decisions import Adopted, Resynchronised
 from protocol.identity import Part, PeerId
 from protocol.outer.history import Claim, latest_standing, outvoted
 from protocol.outer.window import SKEW

@@ -12,8 +12,8 @@ from statistics import median_low
 
 from peer.network.discovery import Discovery
 from peer.swarm.rounds.parts import FollowedParts
-from peer.telemetry.decisions import GoalChanged
-from peer.telemetry.events import Listener
+from protocol.events.decisions import GoalChanged
+from protocol.events.event import Listener
 from protocol.identity import EMBEDDING, PeerId
 from protocol.manifest import Manifest
 from protocol.outer.data_plan import Spans, chunks, first_chunks

@@ -29,13 +29,13 @@ from peer.store.home import locked
 from peer.swarm.group import inner_step
 from peer.swarm.group.inner_step import InnerStep
 from peer.swarm.node import Node
-from peer.telemetry.events import Progress
 from protocol.codec.bitstream import Int32Array
 from protocol.codec.contribution import SparseTensor, compose, contribution_digest, decode
 from protocol.codec.frames import BackwardFrame, FramePosition, FrameRules
 from protocol.codec.frames import pack_frame as honest_pack
 from protocol.codec.quantize import LARGEST_UNITS
 from protocol.errors import HetpeerError
+from protocol.events.activity import Progress
 from protocol.identity import ContributionName, Part
 from protocol.layout import part_layout
 from protocol.net.channels import handshake

@@ -11,10 +11,12 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from peer.telemetry.events import Event, Joined, Progress, to_line
 from peer.telemetry.run_report import Report
 from peer.testnet.child import Child, TestnetError, stop
 from peer.testnet.processes import OnEvent
+from protocol.events.activity import Joined, Progress
+from protocol.events.event import Event
+from protocol.events.lines import to_line
 from protocol.wording import size
 from tests.chaos.attackers import ATTACK, ATTACKER
 from tests.chaos.faults import Crowd

@@ -20,8 +20,8 @@ from typing import Any, Literal, get_args
 
 from peer.network import admission
 from peer.process import Terminal, exit_code_of, print_json, run_command
-from peer.telemetry.events import Joined, Progress
 from protocol.errors import HetpeerError, RefusedError
+from protocol.events.activity import Joined, Progress
 from protocol.files import write_atomically
 from protocol.identity import Endpoint, ReplicaId
 from protocol.net.channels import Credentials

@@ -9,8 +9,8 @@ from bootstrap.genesis import create_run
 from examples.experiments.saved import load_lab, save_lab
 from peer.lab.reference_run import Lab
 from peer.lab.switches import Switches
-from peer.telemetry.events import Evaluated, RoundDone
 from protocol.errors import ResourceError
+from protocol.events.activity import Evaluated, RoundDone
 from protocol.manifest import Manifest
 from protocol.run.run_files import Descriptor
 from tests.reference.small_manifest import small_manifest

@@ -10,7 +10,7 @@ from examples.experiments.stacked import StackedSwarm, hasten, orthogonals, stac
 from peer.lab.reference_run import Lab
 from peer.lab.switches import Switches
 from peer.optim.muon import orthogonal
-from peer.telemetry.events import Evaluated, StepDone
+from protocol.events.activity import Evaluated, StepDone
 from protocol.manifest import Manifest
 from tests.reference.small_lab import small_lab
 from tests.reference.small_manifest import small_manifest

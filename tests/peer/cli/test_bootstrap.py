@@ -8,7 +8,8 @@ import pytest
 
 from bootstrap.monitor.run_state import RunStatus
 from peer.cli.bootstrap import emit_state, is_muon_alone
-from peer.telemetry.events import Event, Progress
+from protocol.events.activity import Progress
+from protocol.events.event import Event
 from protocol.manifest import check_manifest
 from protocol.net.tasks import Children, Notifier
 

@@ -8,8 +8,8 @@ from peer.cli.credit import CreditOptions, show_credit
 from peer.process import Terminal
 from peer.store.receipt_file import RECEIPTS, KeptReceipts
 from peer.store.served import ContributionStore
-from peer.telemetry.events import Failed
 from protocol.codec.snapshot import PIECE_BYTES, Header
+from protocol.events.activity import Failed
 from protocol.identity import EMBEDDING, PeerId, ReplicaId, stage_part
 from protocol.layout import elements, model_layout
 from protocol.outer.data_plan import Reading

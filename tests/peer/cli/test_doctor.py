@@ -13,7 +13,9 @@ import pytest
 from bootstrap.admission.audit_log import last
 from peer.cli.doctor import NOT_TO_JOIN, DoctorOptions, examine
 from peer.process import Terminal
-from peer.telemetry.events import Event, Failed, Progress, Serving, from_line
+from protocol.events.activity import Failed, Progress, Serving
+from protocol.events.event import Event
+from protocol.events.lines import from_line
 from protocol.trust.ticket import Ticket, parse_ticket
 from tests.peer.network.reach.test_probing import closed_port
 from tests.reference.small_manifest import SMALL

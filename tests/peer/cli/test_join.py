@@ -17,10 +17,11 @@ from peer.pausing import is_pause_requested
 from peer.process import Terminal
 from peer.settings import PeerSettings
 from peer.store.home import locked, peer_folder
-from peer.telemetry.events import Event, Failed, Progress
-from peer.telemetry.group_decisions import Dismissed
 from peer.telemetry.journal import read_journal
 from protocol.errors import UserError
+from protocol.events.activity import Failed, Progress
+from protocol.events.event import Event
+from protocol.events.group_decisions import Dismissed
 from protocol.identity import RunId
 from protocol.trust.ticket import Ticket
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from peer.cli.__main__ import app
 from peer.cli.models import ExportOptions, export_model
 from peer.process import INTERRUPTED, Terminal
-from peer.telemetry.events import Failed
+from protocol.events.activity import Failed
 from protocol.identity import RunId
 from protocol.trust.ticket import TICKET_PREFIX, Ticket
 from tests.reference.checkpoints import by_transformers, tokenizer

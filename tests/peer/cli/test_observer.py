@@ -17,12 +17,14 @@ from peer.cli.bootstrap import BootstrapOptions, serve_run
 from peer.cli.observer import keep_model, keep_observer, name_attester, why_not_held
 from peer.process import Terminal, first_error
 from peer.store import disk
-from peer.telemetry.decisions import Suspected, Tried
-from peer.telemetry.events import Event, Failed, Finished, Progress, Warned, to_line
 from peer.testnet.child import arguments
 from peer.testnet.swarm import BOOTSTRAP, Swarm
 from peer.testnet.testnet_options import TestnetOptions
 from protocol.errors import LostMemberError, RefusedError
+from protocol.events.activity import Failed, Finished, Progress, Warned
+from protocol.events.decisions import Suspected, Tried
+from protocol.events.event import Event
+from protocol.events.lines import to_line
 from protocol.identity import RunId
 from protocol.run.run_files import RunFile, descriptor_of, file_names
 from protocol.trust.attestations import GRANTED, read_grant

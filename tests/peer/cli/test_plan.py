@@ -9,8 +9,9 @@ import pytest
 from peer.cli.plan import PlanOptions, dry_run, seats, show_plan
 from peer.planning.memory import Duty, memory_of
 from peer.process import Terminal
-from peer.telemetry.events import Event, Failed, Progress
 from protocol import manifest as manifests
+from protocol.events.activity import Failed, Progress
+from protocol.events.event import Event
 from protocol.layout import operations_per_token, parameter_count
 from protocol.manifest import Manifest
 

@@ -14,8 +14,8 @@ from peer.compute.audit import WORST_NATS, gain, held_out_loss, overlap, silence
 from peer.lab.reference_run import Lab
 from peer.lab.replicas import Grids
 from peer.optim.outer import FACTOR_ONE, OuterState, outer_term
-from peer.telemetry.events import Listener
 from protocol.codec.contribution import Contribution, SparseTensor, grids
+from protocol.events.event import Listener
 from protocol.identity import EMBEDDING, ContributionName, Part, PeerId
 from protocol.layout import part_layout
 from protocol.manifest import Manifest

@@ -7,7 +7,7 @@ import torch
 
 from peer.lab.reference_run import Lab
 from peer.lab.switches import Switches
-from peer.telemetry.events import Evaluated
+from protocol.events.activity import Evaluated
 from tests.reference.small_lab import small_lab
 from tests.reference.small_manifest import small_manifest
 

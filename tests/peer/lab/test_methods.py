@@ -14,8 +14,9 @@ from peer.lab.reference_run import Lab
 from peer.lab.switches import Switches
 from peer.model.subspace import nested
 from peer.optim.grid import to_float, to_units
-from peer.telemetry.events import Event, StepDone
 from protocol.codec.contribution import grids
+from protocol.events.activity import StepDone
+from protocol.events.event import Event
 from protocol.identity import EMBEDDING, Part, stage_part
 from protocol.layout import EMBEDDING_TENSOR
 from protocol.manifest import Manifest

@@ -15,8 +15,9 @@ from peer.data.text import open_tokens
 from peer.lab.reference_run import Lab
 from peer.optim.grid import grid_digest
 from peer.optim.outer import Grid, OuterState, outer_term
-from peer.telemetry.events import Evaluated, Event, Finished, Joined, RoundDone, StepDone
 from protocol.codec.contribution import Contribution
+from protocol.events.activity import Evaluated, Finished, Joined, RoundDone, StepDone
+from protocol.events.event import Event
 from protocol.identity import Part, PeerId, RunId
 from protocol.layout import model_layout
 from protocol.manifest import Manifest

@@ -16,7 +16,7 @@ from peer.network.discovery import Discovery
 from peer.network.reach import reach as reaching
 from peer.network.reach.reach import MachineAddresses, Reach, Wish
 from peer.network.reach.relayed import Reachability
-from peer.telemetry.events import Event
+from protocol.events.event import Event
 from protocol.identity import RunId
 from protocol.limits import PEERS_SHARE
 from protocol.net import gate as gates

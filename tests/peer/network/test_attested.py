@@ -7,7 +7,8 @@ import pytest
 
 from peer.network.attested import Attested
 from peer.network.bans import Bans
-from peer.telemetry.events import Event, Refused
+from protocol.events.activity import Refused
+from protocol.events.event import Event
 from protocol.identity import EMBEDDING, Part, PeerId, RunId, stage_part
 from protocol.outer.history import Claim
 from protocol.trust.attestations import GRANTED, KEPT, Attestation, attest, grant, read_attestation

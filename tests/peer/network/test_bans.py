@@ -5,9 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peer.network.bans import FIRST_BAN_SECONDS, LONGEST_BAN_SECONDS, OFFENDERS_KEPT, Bans
-from peer.telemetry.decisions import Avoided
-from peer.telemetry.events import Event, Refused
 from protocol.errors import FormatError, LostMemberError, ManifestError, PeerError, RefusedError, UnreachableError
+from protocol.events.activity import Refused
+from protocol.events.decisions import Avoided
+from protocol.events.event import Event
 from protocol.identity import NO_PEER, PeerId
 from protocol.trust.records import PeerRecord
 

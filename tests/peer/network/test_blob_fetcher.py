@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from peer.telemetry.events import Refused
 from protocol.codec.contribution import contribution_digest
+from protocol.events.activity import Refused
 from protocol.identity import EMBEDDING
 from protocol.outer.ledger import Entry
 from tests.reference.loopback_peers import LoopbackPeer, Village, village

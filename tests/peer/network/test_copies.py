@@ -9,8 +9,9 @@ import pytest
 
 from peer.network import copies as module
 from peer.network.copies import Copies, elsewhere, stays
-from peer.telemetry.events import Event, Warned
 from protocol.errors import UserError
+from protocol.events.activity import Warned
+from protocol.events.event import Event
 from protocol.trust.records import PeerRecord, sign_record
 from tests.reference.loopback_peers import LoopbackPeer, Village, village
 from tests.reference.small_manifest import small_manifest

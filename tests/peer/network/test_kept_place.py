@@ -20,8 +20,9 @@ from peer.network.kept_place import (
     keep_renewing,
     stand_trial,
 )
-from peer.telemetry.events import CertificateRenewed, Event, Progress
 from protocol.errors import HetpeerError, RefusedError, UnreachableError
+from protocol.events.activity import CertificateRenewed, Progress
+from protocol.events.event import Event
 from protocol.identity import PeerId
 from protocol.net.channels import Credentials
 from protocol.trust import certificates

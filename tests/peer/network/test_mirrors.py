@@ -14,9 +14,10 @@ from peer.network import mirrors as mirrors_module
 from peer.network import web
 from peer.network.mirrors import BlockSource, HttpMirror, Mirrors
 from peer.network.web import Client
-from peer.telemetry.events import Event, Progress
 from protocol.addresses import Ip
 from protocol.errors import FormatError, HetpeerError, RefusedError, UnreachableError
+from protocol.events.activity import Progress
+from protocol.events.event import Event
 from protocol.net.bandwidth import Bandwidth
 from protocol.run.dataset import Block, Dataset
 from protocol.run.prepared import open_folder, read_block

@@ -19,9 +19,10 @@ from peer.network.receipt_exchange import (
     SeenWork,
 )
 from peer.store.receipt_file import KeptReceipts
-from peer.telemetry.decisions import Recalled
-from peer.telemetry.events import Credited, Event, Progress, Refused
 from protocol.errors import RefusedError
+from protocol.events.activity import Credited, Progress, Refused
+from protocol.events.decisions import Recalled
+from protocol.events.event import Event
 from protocol.identity import PeerId, ReplicaId
 from protocol.net.channels import handshake
 from protocol.schemas import credit_pb2 as pb

@@ -8,11 +8,10 @@ import pytest
 
 from peer.network import reporter
 from peer.network.reporter import MOST_WAITING, Reporter
-from peer.telemetry.decisions import EndedEarly, Left, Waiting, WentOn
-from peer.telemetry.events import (
+from peer.telemetry.status import EventStream, Status
+from protocol.events.activity import (
     Contributed,
     Evaluated,
-    Event,
     Finished,
     GroupBroken,
     GroupFormed,
@@ -20,8 +19,10 @@ from peer.telemetry.events import (
     Refused,
     RoundDone,
     StepDone,
+    Waiting,
 )
-from peer.telemetry.status import EventStream, Status
+from protocol.events.decisions import EndedEarly, Left, WentOn
+from protocol.events.event import Event
 from protocol.monitor import (
     BATCH_BYTES,
     EndedShort,

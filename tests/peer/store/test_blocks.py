@@ -10,8 +10,8 @@ import pytest
 
 from peer.store import blocks
 from peer.store.blocks import BlockCache, BlockStore
-from peer.telemetry.events import Event
 from protocol.errors import ResourceError, UnreachableError
+from protocol.events.event import Event
 from protocol.run.dataset import Block, Dataset
 from protocol.run.prepared import open_folder, read_block
 from tests.reference.prepared import small_prepared

@@ -15,9 +15,10 @@ from peer.optim.outer import outer_term
 from peer.swarm import auditing
 from peer.swarm.auditing import Auditor, hold_trials, or_was_misled, overlaps
 from peer.swarm.verdicts import HARMFUL_AUDITS
-from peer.telemetry.decisions import Audited, Suspected, Tried
-from peer.telemetry.events import Contributed, Event
 from protocol.codec.contribution import decode
+from protocol.events.activity import Contributed
+from protocol.events.decisions import Audited, Suspected, Tried
+from protocol.events.event import Event
 from protocol.identity import EMBEDDING, PeerId, ReplicaId
 from protocol.layout import model_layout, part_layout
 from protocol.trust.membership_card import Card, issue

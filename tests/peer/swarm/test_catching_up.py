@@ -9,9 +9,9 @@ import pytest
 from peer.network.gossip import Reconciler
 from peer.network.intake import Intake
 from peer.swarm.rounds.catch_up import catch_up
-from peer.telemetry.decisions import CaughtUp
-from peer.telemetry.events import Progress
 from protocol.codec.contribution import contribution_digest
+from protocol.events.activity import Progress
+from protocol.events.decisions import CaughtUp
 from protocol.identity import EMBEDDING, Part
 from protocol.outer.history import Claim
 from protocol.outer.ledger import Entry

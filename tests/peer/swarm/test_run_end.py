@@ -17,10 +17,9 @@ from peer.swarm.run_end import (
     stay_until_known,
     take_last_state,
 )
-from peer.telemetry.decisions import Waiting
-from peer.telemetry.events import Contributed, Finished, Progress
 from protocol.codec.contribution import contribution_digest
 from protocol.errors import UnreachableError
+from protocol.events.activity import Contributed, Finished, Progress, Waiting
 from protocol.identity import EMBEDDING
 from protocol.monitor import NodeWord
 from protocol.trust.proofs import sign_contribution

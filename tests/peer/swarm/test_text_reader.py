@@ -16,9 +16,9 @@ from peer.data.batches import batch, held_out_batch
 from peer.data.text import BlockedTokens, local_blocks
 from peer.store.membership import MEMBERSHIP, KeptMembership
 from peer.swarm.text_reader import BlockReader, FileReader, TextSources, block_reader
-from peer.telemetry.events import Event
 from peer.torch_thread import TorchThread
 from protocol.errors import FormatError, HetpeerError, UnreachableError
+from protocol.events.event import Event
 from protocol.identity import Endpoint, PeerId
 from protocol.manifest import Manifest
 from protocol.net.bandwidth import Bandwidth

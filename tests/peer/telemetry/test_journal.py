@@ -6,11 +6,24 @@ from pathlib import Path
 
 import pytest
 
-from peer.telemetry.decisions import Avoided, NotCounted, Pulse, Waiting
-from peer.telemetry.events import Evaluated, Event, Failed, GroupBroken, Progress, RoundDone, Serving, StepDone, Warned
 from peer.telemetry.journal import EVENTS_FILE, MOST_TEXT_CHARACTERS, Journal, JournalEntry, LogLines, read_journal
 from peer.telemetry.status import EventStream, Status
+from protocol.events.activity import (
+    Evaluated,
+    Failed,
+    GroupBroken,
+    Progress,
+    Pulse,
+    RoundDone,
+    Serving,
+    StepDone,
+    Waiting,
+    Warned,
+)
+from protocol.events.decisions import Avoided, NotCounted
+from protocol.events.event import Event
 
+ROOT = Path(__file__).parents[3]
 DONE = RoundDone(3, 2.0, 1024, {"embedding": 2}, {"embedding": "ab"}, 0, 0)
 LOST = GroupBroken("QmL", 4, 1, "stage 1 is gone")
 
@@ -119,3 +132,11 @@ def test_levels_tell_what_to_look_at():
         "warning",
         "debug",
     ]
+
+
+def test_a_line_of_each_kind_as_an_earlier_version_wrote_it_is_read(tmp_path: Path):
+    lines = (ROOT / "tests/golden/events.jsonl").read_text()
+    (tmp_path / EVENTS_FILE).write_text(lines)
+    entries, rows = read_journal(tmp_path), [json.loads(line) for line in lines.splitlines()]
+    assert [entry.event.name for entry in entries] == [row["event"] for row in rows]
+    assert [entry.row() for entry in entries] == rows

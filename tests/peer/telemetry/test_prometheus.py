@@ -6,11 +6,12 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from peer.telemetry.decisions import Avoided, Placed, Pulse
-from peer.telemetry.events import Evaluated, Event, GroupBroken, GroupFormed, Joined, Refused, RoundDone, StepDone
 from peer.telemetry.prometheus import Metrics, served, where
 from peer.telemetry.status import EventStream, Status
 from protocol.errors import ResourceError, UserError
+from protocol.events.activity import Evaluated, GroupBroken, GroupFormed, Joined, Pulse, Refused, RoundDone, StepDone
+from protocol.events.decisions import Avoided, Placed
+from protocol.events.event import Event
 
 JOINED = Joined("QmAbcdefghij", "volunteer", 1, 0, "h:1")
 STORY: list[Event] = [

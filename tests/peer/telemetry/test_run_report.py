@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from peer.telemetry.decisions import Audited, Suspected
-from peer.telemetry.events import Evaluated, Finished, Joined, RoundDone
 from peer.telemetry.run_report import LIMIT_NATS, Chaos, FaultDone, Report
+from protocol.events.activity import Evaluated, Finished, Joined, RoundDone
+from protocol.events.decisions import Audited, Suspected
 from tests.reference.small_manifest import small_manifest
 
 MANIFEST = small_manifest(outer={"rounds": 2})

@@ -2,12 +2,11 @@
 
 from dataclasses import replace
 
-from peer.telemetry.decisions import CaughtUp, Left, Pulse, Recalled, Waiting
-from peer.telemetry.events import (
+from peer.telemetry.status import EventStream, Status
+from protocol.events.activity import (
     Contributed,
     Credited,
     Evaluated,
-    Event,
     Failed,
     Finished,
     GroupBroken,
@@ -16,12 +15,15 @@ from peer.telemetry.events import (
     Paused,
     PauseEnded,
     Progress,
+    Pulse,
     Resumed,
     RoundDone,
     StepDone,
+    Waiting,
 )
-from peer.telemetry.group_decisions import NOBODY_FREE, CompressionChosen, MemberRecovered, SlowMember
-from peer.telemetry.status import EventStream, Status
+from protocol.events.decisions import CaughtUp, Left, Recalled
+from protocol.events.event import Event
+from protocol.events.group_decisions import NOBODY_FREE, CompressionChosen, MemberRecovered, SlowMember
 
 
 def after(*events: Event) -> Status:

@@ -13,11 +13,12 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from peer.telemetry.decisions import Audited, Placed, Pulse, Recalled, SpotChecked, Suspected, Tried, Waiting
-from peer.telemetry.events import (
+from peer.telemetry.run_report import Chaos, FaultDone, Report
+from peer.telemetry.status import EventStream, Status
+from peer.telemetry.terminal import PeerScreen, ProcessRow, TestnetScreen, bar, panel, report_tables, sparkline
+from protocol.events.activity import (
     Credited,
     Evaluated,
-    Event,
     Failed,
     Finished,
     GroupBroken,
@@ -26,12 +27,13 @@ from peer.telemetry.events import (
     Joined,
     Paused,
     Progress,
+    Pulse,
     RoundDone,
     StepDone,
+    Waiting,
 )
-from peer.telemetry.run_report import Chaos, FaultDone, Report
-from peer.telemetry.status import EventStream, Status
-from peer.telemetry.terminal import PeerScreen, ProcessRow, TestnetScreen, bar, panel, report_tables, sparkline
+from protocol.events.decisions import Audited, Placed, Recalled, SpotChecked, Suspected, Tried
+from protocol.events.event import Event
 from tests.peer.telemetry.test_run_report import report
 
 EVENTS = [

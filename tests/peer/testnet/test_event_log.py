@@ -1,8 +1,8 @@
 """The faults in a log, from invented events."""
 
-from peer.telemetry.events import Injected, StepDone
 from peer.telemetry.run_report import FaultDone
 from peer.testnet.event_log import Timed, faults_done
+from protocol.events.activity import Injected, StepDone
 
 
 def step(seconds: float, round: int, step: int) -> Timed:

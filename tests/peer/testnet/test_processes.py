@@ -16,7 +16,6 @@ import uvloop
 from rich.console import Console
 
 from peer.process import first_error
-from peer.telemetry.events import Event, Injected, Progress, StepDone
 from peer.telemetry.run_report import Report
 from peer.telemetry.terminal import TestnetScreen
 from peer.testnet import child, processes
@@ -26,6 +25,8 @@ from peer.testnet.event_log import EventLog, Timed
 from peer.testnet.processes import Testnet
 from peer.testnet.testnet_options import TestnetOptions, check_testnet_manifest, to_toml
 from protocol import manifest as manifests
+from protocol.events.activity import Injected, Progress, StepDone
+from protocol.events.event import Event
 
 CHILD = """
 import json, os, signal, subprocess, sys

@@ -2,9 +2,9 @@
 
 import pytest
 
-from peer.telemetry.events import GroupBroken, GroupFormed, Joined, RoundDone, StepDone
 from peer.testnet.faults import Moment, Target
 from peer.testnet.swarm import Swarm
+from protocol.events.activity import GroupBroken, GroupFormed, Joined, RoundDone, StepDone
 
 
 def swarm(groups: int = 2, datacenters: int = 1) -> Swarm:

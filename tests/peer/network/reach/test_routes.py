@@ -16,9 +16,10 @@ from peer.network.reach import relayed as hiding
 from peer.network.reach import routes
 from peer.network.reach.relayed import RelayedPeer
 from peer.network.reach.routes import Routes
-from peer.telemetry.events import Event, Reached
 from protocol import clock
 from protocol.errors import UnreachableError
+from protocol.events.activity import Reached
+from protocol.events.event import Event
 from protocol.identity import PeerId
 from protocol.limits import ADDRESS_CHANGE_SECONDS, ADDRESS_CHANGES, ADDRESSES_NAMED, PEERS_SHARE
 from protocol.net import gate as gates

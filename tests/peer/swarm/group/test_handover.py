@@ -21,10 +21,10 @@ from peer.optim.grid import to_units
 from peer.optim.handover_state import HandoverState, pack_state
 from peer.swarm.group import handover as swarm
 from peer.swarm.group.handover import Handover
-from peer.telemetry.events import HandedOver, Inherited, Progress
 from protocol.codec.chunks import chunk_grid
 from protocol.codec.contribution import decode
 from protocol.errors import HetpeerError, RefusedError, UnreachableError
+from protocol.events.activity import HandedOver, Inherited, Progress
 from protocol.identity import EMBEDDING, Part, PeerId, stage_part
 from protocol.layout import part_layout
 from protocol.outer.ledger import Revocation

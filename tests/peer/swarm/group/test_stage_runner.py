@@ -23,11 +23,12 @@ from peer.swarm.group.seats import GroupSeats
 from peer.swarm.group.session import GroupAction, GroupEvent, GroupSession, GroupState
 from peer.swarm.group.stage_runner import StageRunner, StateEnd
 from peer.swarm.group.stragglers import StepPace, patience_with
-from peer.telemetry.events import Event, GroupBroken, GroupFormed
-from peer.telemetry.group_decisions import Dismissed
 from protocol.codec.seating import AnswerFrame as Answer
 from protocol.codec.seating import pack_answer, pack_offer, pack_start
 from protocol.errors import LostMemberError
+from protocol.events.activity import GroupBroken, GroupFormed
+from protocol.events.event import Event
+from protocol.events.group_decisions import Dismissed
 from protocol.identity import EMBEDDING, PeerId, ReplicaId
 from protocol.net.tasks import Notifier
 from protocol.patience import FIRST_STEP_SECONDS

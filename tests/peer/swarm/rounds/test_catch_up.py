@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from peer.swarm.rounds.catch_up import agree, catch_up
-from peer.telemetry.decisions import Adopted, Resynchronised
-from peer.telemetry.events import Progress, Refused
+from protocol.events.activity import Progress, Refused
+from protocol.events.decisions import Adopted, Resynchronised
 from protocol.identity import EMBEDDING, PeerId
 from protocol.outer.ledger import Revocation
 from protocol.trust.attestations import GRANTED, grant

@@ -19,12 +19,12 @@ from peer.swarm.rounds.catch_up import agree, catch_up
 from peer.swarm.rounds.parts import rounds_kept
 from peer.swarm.rounds.round_end import finish_round
 from peer.swarm.rounds.round_view import why_end_steps
-from peer.telemetry.decisions import CaughtUp, Resynchronised
-from peer.telemetry.events import Progress, Refused, Resumed
 from protocol.codec.bitstream import Int32Array
 from protocol.codec.chunks import chunk_grid
 from protocol.codec.contribution import contribution_digest, decode
 from protocol.errors import FormatError, RefusedError, ResourceError
+from protocol.events.activity import Progress, Refused, Resumed
+from protocol.events.decisions import CaughtUp, Resynchronised
 from protocol.identity import EMBEDDING, ContributionName, Part, PeerId, stage_part
 from protocol.layout import part_layout
 from protocol.manifest import Manifest

@@ -8,9 +8,9 @@ from peer.swarm.rounds import round_policy
 from peer.swarm.rounds.own_credit import IDLE, ON_TRIAL, REVOKED, TOO_LATE, TWICE, VOID
 from peer.swarm.rounds.round_end import finish_round
 from peer.swarm.rounds.round_view import why_end_steps
-from peer.telemetry.decisions import Avoided, Counted, NotCounted, WentOn
-from peer.telemetry.events import Event
 from protocol.codec.contribution import contribution_digest
+from protocol.events.decisions import Avoided, Counted, NotCounted, WentOn
+from protocol.events.event import Event
 from protocol.identity import EMBEDDING
 from protocol.outer.ledger import Revocation
 from protocol.trust.proofs import sign_contribution, sign_revocation

@@ -9,9 +9,9 @@ from peer.optim.outer import outer_term
 from peer.store.disk import CHECKPOINTS_KEPT
 from peer.store.tensor_file import TensorFile
 from peer.swarm.rounds.catch_up import agree, catch_up
-from peer.telemetry.decisions import Resynchronised
-from peer.telemetry.events import Contributed
 from protocol.codec.contribution import Contribution
+from protocol.events.activity import Contributed
+from protocol.events.decisions import Resynchronised
 from protocol.identity import EMBEDDING, Part, PeerId
 from protocol.outer.set_difference import KEPT_ROUNDS
 from tests.reference.loopback_peers import LoopbackPeer, Village, genesis, moved, village

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peer.swarm.rounds.workload import SPEED_ROUNDS, TRAVEL_SECONDS, UNEVEN, Speeds, Workload
-from peer.telemetry.decisions import GoalChanged
-from peer.telemetry.events import Event
+from protocol.events.decisions import GoalChanged
+from protocol.events.event import Event
 from protocol.identity import EMBEDDING, PeerId
 from protocol.outer.data_plan import Reading, chunks, first_chunks
 from tests.reference.small_manifest import small_manifest

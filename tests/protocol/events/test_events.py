@@ -2,8 +2,7 @@
 
 import pytest
 
-from peer.telemetry.decisions import Audited, EventBase, Resynchronised, SpotChecked, Suspected, Tried, Waiting
-from peer.telemetry.events import (
+from protocol.events.activity import (
     Credited,
     Evaluated,
     Failed,
@@ -12,11 +11,13 @@ from peer.telemetry.events import (
     Refused,
     RoundDone,
     StepDone,
+    Waiting,
     Warned,
-    from_line,
-    to_line,
 )
-from peer.telemetry.group_decisions import CompressionChosen, MemberReplaced
+from protocol.events.decisions import Audited, Resynchronised, SpotChecked, Suspected, Tried
+from protocol.events.event import Event
+from protocol.events.group_decisions import CompressionChosen, MemberReplaced
+from protocol.events.lines import from_line, to_line
 
 EVENTS = [
     Credited(3, 4096, ["QmBefore", "QmBehind"]),
@@ -56,7 +57,7 @@ def test_a_warning_is_a_line_of_progress():
 
 
 def test_an_event_says_nothing_unless_its_class_does():
-    class Quiet(EventBase):
+    class Quiet(Event):
         pass
 
     quiet = Quiet()

@@ -1,19 +1,15 @@
-"""The events of a daemon, as values: screen, reports and the testnet read these, never log text. Each has words, a
-level and a reason. On standard output with `--json` each is one line: {"event": "RoundDone", …}."""
+"""The events of what a daemon does: screen, reports and the testnet read these, never log text. On standard output with
+`--json` each is one line: {"event": "RoundDone", …}. Pure."""
 
-import json
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import field, replace
 from datetime import datetime
-from typing import Any, get_args
 
-from peer.telemetry.decisions import Decision, EventBase, Level, Pulse, Waiting
-from peer.telemetry.group_decisions import GroupDecision
+from protocol.events.event import PRIVATE, SHOWN, Event, Level, Sink, event
 from protocol.wording import size, so_many, tail, tails
 
 
-@dataclass(frozen=True, slots=True)
-class Serving(EventBase):
+@event(sinks=SHOWN)
+class Serving(Event):
     """The bootstrap node is up, and its dashboard, if it has one, at this URL."""
 
     ticket: str
@@ -29,8 +25,8 @@ class Serving(EventBase):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Progress(EventBase):
+@event(sinks=PRIVATE)
+class Progress(Event):
     """A long operation goes on: fetching, tokenizing, computing."""
 
     doing: str
@@ -50,7 +46,7 @@ class Progress(EventBase):
         return f"{self.doing}: {size(self.done)} of {size(self.total)}" if self.total else None
 
 
-@dataclass(frozen=True, slots=True)
+@event(sinks=PRIVATE)
 class Warned(Progress):
     """A line of progress that this peer's owner should look at. In JSON it is a `Progress`, and its text begins with
     `WARNING`."""
@@ -59,8 +55,8 @@ class Warned(Progress):
     level = "warning"
 
 
-@dataclass(frozen=True, slots=True)
-class Joined(EventBase):
+@event(sinks=SHOWN)
+class Joined(Event):
     """This peer has a place in the run."""
 
     peer_id: str
@@ -77,8 +73,8 @@ class Joined(EventBase):
         return f"Joined as {self.role}{where} (slot {self.slot}): peer {tail(self.peer_id)} at {self.address}"
 
 
-@dataclass(frozen=True, slots=True)
-class Reached(EventBase):
+@event()
+class Reached(Event):
     """This peer cannot be dialled: the relays by which others reach it now (peer ids)."""
 
     relays: list[str]
@@ -94,8 +90,8 @@ class Reached(EventBase):
         return f"Others reach this peer by {len(self.relays)} relay(s): {tails(self.relays)}"
 
 
-@dataclass(frozen=True, slots=True)
-class GroupFormed(EventBase):
+@event(sinks=SHOWN)
+class GroupFormed(Event):
     """This peer is a member of a complete replica."""
 
     replica: str
@@ -109,8 +105,8 @@ class GroupFormed(EventBase):
         return f"In the group of {tail(self.replica)}, {len(self.members)} stages: {tails(self.members)}{why}"
 
 
-@dataclass(frozen=True, slots=True)
-class StepDone(EventBase):
+@event(level="debug", sinks=Sink.TERMINAL)
+class StepDone(Event):
     """One inner step. `loss` is the mean over the replica's microbatches, where this peer knows it."""
 
     round: int
@@ -118,16 +114,14 @@ class StepDone(EventBase):
     loss: float | None
     tokens: int
 
-    level = "debug"
-
     @property
     def passing(self) -> str:
         loss = f", loss {self.loss:.3f}" if self.loss is not None else ""
         return f"round {self.round}, step {self.step + 1}{loss}"
 
 
-@dataclass(frozen=True, slots=True)
-class RoundDone(EventBase):
+@event()
+class RoundDone(Event):
     """The end of one outer round. `contributions` counts those it has applied (part → number), and `digests` tell the
     state that the next inner loop starts from (part → hex), with open rounds as far as they have come: a peer that has
     another contribution prints another digest. Bytes are those that this process has sent so far."""
@@ -147,8 +141,8 @@ class RoundDone(EventBase):
         return f"Round {self.round} done in {self.seconds:.1f} s; contributions: {sets}; sent so far: {sent}"
 
 
-@dataclass(frozen=True, slots=True)
-class Evaluated(EventBase):
+@event(sinks=SHOWN)
+class Evaluated(Event):
     """Held-out loss in nats per token after a round: through the boundaries, and plain."""
 
     round: int
@@ -161,8 +155,8 @@ class Evaluated(EventBase):
         return f"Held-out loss after round {self.round}: {losses}"
 
 
-@dataclass(frozen=True, slots=True)
-class GroupBroken(EventBase):
+@event(level="warning", sinks=SHOWN)
+class GroupBroken(Event):
     """A member of this peer's group, often a neighbour, has died or left. The inner step in flight, `step` of `round`,
     is rolled back."""
 
@@ -171,8 +165,6 @@ class GroupBroken(EventBase):
     step: int
     reason: str
 
-    level = "warning"
-
     @property
     def words(self) -> str:
         rolled_back = f"Step {self.step + 1} of round {self.round} is rolled back"
@@ -180,8 +172,8 @@ class GroupBroken(EventBase):
         return f"{self.reason[:1].upper()}{self.reason[1:]}. {lost}; the group forms anew."
 
 
-@dataclass(frozen=True, slots=True)
-class Contributed(EventBase):
+@event()
+class Contributed(Event):
     """This peer's contribution of a round is out; `steps` inner steps of its own are behind it. Who reads tokens says
     which: `chunks` are ranges of what `protocol/outer/data_plan.py` gives out, from the first up to the second, without
     it."""
@@ -191,8 +183,8 @@ class Contributed(EventBase):
     chunks: tuple[tuple[int, int], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Credited(EventBase):
+@event(sinks=PRIVATE)
+class Credited(Event):
     """Others, `signers`, have signed what this peer did in a round, with all that such events of it before had."""
 
     round: int
@@ -205,50 +197,36 @@ class Credited(EventBase):
         return f"Credit for round {self.round}: {self.tokens:,} tokens, signed by {by}."
 
 
-@dataclass(frozen=True, slots=True)
-class Resumed(EventBase):
+@event("Resumed after round {round}, from this peer's own folder.", sinks=SHOWN)
+class Resumed(Event):
     """This peer took up its work where its folder had it: after outer round `round`."""
 
     round: int
 
-    @property
-    def words(self) -> str:
-        return f"Resumed after round {self.round}, from this peer's own folder."
 
-
-@dataclass(frozen=True, slots=True)
-class Paused(EventBase):
+@event("Paused {reason}.", sinks=SHOWN)
+class Paused(Event):
     """This peer has left its group and the swarm, and computes and serves nothing."""
 
     reason: str
 
-    @property
-    def words(self) -> str:
-        return f"Paused {self.reason}."
 
-
-@dataclass(frozen=True, slots=True)
-class PauseEnded(EventBase):
+@event("The pause is over: going on.", sinks=SHOWN)
+class PauseEnded(Event):
     """A paused peer goes on, from its folder."""
 
-    words = "The pause is over: going on."
 
-
-@dataclass(frozen=True, slots=True)
-class HandedOver(EventBase):
+@event("Handed over to peer {heir!t}: error feedback and optimizer.", sinks=SHOWN)
+class HandedOver(Event):
     """This peer leaves, and another of its stage has taken over its error feedback and the optimizer's state."""
 
     heir: str
 
     cause = "this peer leaves, and another of its stage takes its place"
 
-    @property
-    def words(self) -> str:
-        return f"Handed over to peer {tail(self.heir)}: error feedback and optimizer."
 
-
-@dataclass(frozen=True, slots=True)
-class Inherited(EventBase):
+@event(sinks=SHOWN)
+class Inherited(Event):
     """This peer has taken over the error feedback of one that leaves; and the optimizer's state, if `optimizer`."""
 
     giver: str
@@ -261,8 +239,8 @@ class Inherited(EventBase):
         return f"Took over from peer {tail(self.giver)}: error feedback{' and optimizer' if self.optimizer else ''}."
 
 
-@dataclass(frozen=True, slots=True)
-class CertificateRenewed(EventBase):
+@event(sinks=SHOWN)
+class CertificateRenewed(Event):
     """The others know this peer until `ends`, in seconds since 1970."""
 
     ends: float
@@ -273,52 +251,101 @@ class CertificateRenewed(EventBase):
         return f"This peer's certificate was renewed; it lasts until {until}."
 
 
-@dataclass(frozen=True, slots=True)
-class Refused(EventBase):
+@event("Refused what peer {peer!t} sent: {reason}", level="warning", sinks=SHOWN)
+class Refused(Event):
     """Another peer has sent something that is not valid. Nothing of it is used."""
 
     peer: str
     reason: str
 
-    level = "warning"
+
+@event(sinks=PRIVATE)
+class Waiting(Event):
+    """This peer waits from now on for `what` it cannot do itself. `until`: what ends the wait, in words. So many are
+    `here` of those `needed`; 0 and 0: they are not counted. It lasts `most_seconds`; None: as long as the swarm lacks
+    them. `round`: the one whose end ends the wait; 0: none does. `brief`: it belongs to every round, and has not lasted
+    long: no log keeps it."""
+
+    what: str
+    until: str = ""
+    here: int = 0
+    needed: int = 0
+    most_seconds: float | None = None
+    round: int = 0
+    brief: bool = False
 
     @property
-    def words(self) -> str:
-        return f"Refused what peer {tail(self.peer)} sent: {self.reason}"
+    def waits_for(self) -> str:
+        """The wait, and what ends it: the words without the verb."""
+        return f"{self.what}: {self.until}" if self.until else self.what
+
+    @property
+    def level(self) -> Level:
+        return "debug" if self.brief else "info"
+
+    @property
+    def words(self) -> str | None:
+        return None if self.brief else f"Waits for {self.waits_for}"
+
+    @property
+    def passing(self) -> str | None:
+        return f"waits for {self.waits_for}" if self.brief else None
+
+    @property
+    def cause(self) -> str:
+        return self.until
+
+    def goes_on(self, before: "Waiting | None") -> bool:
+        """Whether it is the wait `before`, perhaps with other numbers: with the same end, or for the same."""
+        return (
+            before is not None
+            and before.round == self.round
+            and (before.until == self.until or before.what == self.what)
+        )
 
 
-@dataclass(frozen=True, slots=True)
-class Finished(EventBase):
+@event(level="debug", sinks=Sink(0))
+class Pulse(Event):
+    """A report every few seconds: the bytes over this peer's line since it joined, of the pipeline's frames and of all
+    else that is large; how many other peers it knows, and how many of these do not answer."""
+
+    frames_sent: int
+    bulk_sent: int
+    frames_received: int
+    bulk_received: int
+    peers: int
+    lost: int
+
+    def since(self, before: "Pulse | None") -> "Pulse":
+        """This pulse, with the bytes of the time since the one `before`; None: since the peer joined."""
+        if before is None:
+            return self
+        names = ("frames_sent", "bulk_sent", "frames_received", "bulk_received")
+        return replace(self, **{name: max(0, getattr(self, name) - getattr(before, name)) for name in names})
+
+
+@event("Finished: {rounds} rounds.")
+class Finished(Event):
     """The run is over for this peer, and `digests` are those of the final state (part → hex)."""
 
     rounds: int
     digests: dict[str, str] = field(default_factory=dict)
 
-    @property
-    def words(self) -> str:
-        return f"Finished: {self.rounds} rounds."
 
-
-@dataclass(frozen=True, slots=True)
-class Failed(EventBase):
+@event("hetpeer: {message}", level="error", sinks=SHOWN)
+class Failed(Event):
     """This process ends with an error."""
 
     message: str
     exit_code: int
-
-    level = "error"
-
-    @property
-    def words(self) -> str:
-        return f"hetpeer: {self.message}"
 
     @property
     def cause(self) -> str:
         return self.message
 
 
-@dataclass(frozen=True, slots=True)
-class Injected(EventBase):
+@event(sinks=PRIVATE)
+class Injected(Event):
     """A testnet broke something on purpose: `action` ("killed", "paused", "resumed", …) to `processes`, as a part of
     its fault `number`, in its own notation `fault`. `begins` is false where the fault ends or comes to nothing."""
 
@@ -334,54 +361,3 @@ class Injected(EventBase):
         if self.begins and self.reason:
             return f"{self.action} {self.reason}"
         return f"{self.action} {'; '.join(self.processes)}".rstrip() + (f": {self.reason}" if self.reason else "")
-
-
-Event = (
-    Serving
-    | Progress
-    | Waiting
-    | Joined
-    | Reached
-    | GroupFormed
-    | GroupBroken
-    | StepDone
-    | Contributed
-    | RoundDone
-    | Credited
-    | Resumed
-    | Paused
-    | PauseEnded
-    | HandedOver
-    | Inherited
-    | CertificateRenewed
-    | Refused
-    | Evaluated
-    | Finished
-    | Failed
-    | Injected
-    | Decision
-    | GroupDecision
-    | Pulse
-)
-Listener = Callable[[Event], None]
-
-EVENT_TYPES: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Event)}
-
-
-def to_line(event: Event) -> str:
-    """One line of JSON."""
-    return json.dumps({"event": event.name} | asdict(event))
-
-
-def from_line(line: str) -> Event:
-    """Read what `to_line` wrote. Raises ValueError for anything else."""
-    try:
-        fields = json.loads(line)
-    except RecursionError:
-        raise ValueError(f"not an event: {line[:80]!r}") from None
-    kind = fields.pop("event", None) if isinstance(fields, dict) else None
-    try:
-        event: Event = EVENT_TYPES[str(kind)](**fields)
-    except (KeyError, TypeError):
-        raise ValueError(f"not an event: {line[:80]!r}") from None
-    return event

@@ -1,16 +1,14 @@
 """The decisions of a stage on its group: its neighbours, and the number of values in a frame."""
 
-from dataclasses import dataclass
-
-from peer.telemetry.decisions import EventBase
+from protocol.events.event import SHOWN, Event, event
 from protocol.wording import tail
 
 LIKE_SPEED = "the groups are quicker if volunteers of like speed are together"
 """The reason for which groups exchange members."""
 
 
-@dataclass(frozen=True, slots=True)
-class Dismissed(EventBase):
+@event(level="warning", sinks=SHOWN)
+class Dismissed(Event):
     """This peer has hung up on a neighbour of its group that broke the protocol or held the group up, and avoids it."""
 
     peer: str
@@ -18,16 +16,14 @@ class Dismissed(EventBase):
     step: int
     reason: str
 
-    level = "warning"
-
     @property
     def words(self) -> str:
         when = f", at step {self.step + 1} of round {self.round}" if self.round else ""
         return f"Dismissed peer {tail(self.peer)} from this group{when}: {self.reason}"
 
 
-@dataclass(frozen=True, slots=True)
-class MemberChanged(EventBase):
+@event("Stage {stage} goes from peer {member!t} to peer {peer!t}: {cause}.", sinks=SHOWN)
+class MemberChanged(Event):
     """The member behind this peer changes from `member` to `peer` between two rounds: with members of like speed
     together, the groups are quicker."""
 
@@ -40,10 +36,6 @@ class MemberChanged(EventBase):
     def cause(self) -> str:
         """The gain that is expected of the change."""
         return LIKE_SPEED
-
-    @property
-    def words(self) -> str:
-        return f"Stage {self.stage} goes from peer {tail(self.member)} to peer {tail(self.peer)}: {self.cause}."
 
 
 NOBODY_FREE = "no other volunteer of its stage is free"
@@ -61,8 +53,8 @@ def how_slow(seconds: float, usual: float, promised: float) -> str:
     return f"takes {seconds:.3g} s a step; its group took {usual:.2g} s before{says}"
 
 
-@dataclass(frozen=True, slots=True)
-class SlowMember(EventBase):
+@event("{finding!c}; {reason}.", level="warning", sinks=SHOWN)
+class SlowMember(Event):
     """A member of this peer's group, or this peer itself, has become slow, and keeps its seat. `or_further`: it may be
     one behind it."""
 
@@ -74,8 +66,6 @@ class SlowMember(EventBase):
     reason: str
     or_further: bool = False
 
-    level = "warning"
-
     @property
     def finding(self) -> str:
         """The slow member, and by how much it is slow, in words."""
@@ -84,25 +74,17 @@ class SlowMember(EventBase):
             f"stage {self.stage} (peer {tail(self.peer)}){further} {how_slow(self.seconds, self.usual, self.promised)}"
         )
 
-    @property
-    def words(self) -> str:
-        return f"{self.finding[0].upper()}{self.finding[1:]}; {self.reason}."
 
-
-@dataclass(frozen=True, slots=True)
-class MemberRecovered(EventBase):
+@event("Stage {stage} (peer {peer!t}) is as quick as before.")
+class MemberRecovered(Event):
     """A member of this peer's group that was slow is as quick as before."""
 
     peer: str
     stage: int
 
-    @property
-    def words(self) -> str:
-        return f"Stage {self.stage} (peer {tail(self.peer)}) is as quick as before."
 
-
-@dataclass(frozen=True, slots=True)
-class MemberReplaced(EventBase):
+@event("{reason!c}.", level="warning", sinks=SHOWN)
+class MemberReplaced(Event):
     """This peer lets a slow neighbour go, to try a free volunteer of its stage. Nobody avoids the slow one for it."""
 
     peer: str
@@ -111,21 +93,15 @@ class MemberReplaced(EventBase):
     usual: float
     promised: float
 
-    level = "warning"
-
     @property
     def reason(self) -> str:
         """The reason why it is replaced, in words."""
         slow = how_slow(self.seconds, self.usual, self.promised)
         return f"stage {self.stage} (peer {tail(self.peer)}) {slow}: another volunteer of its stage is tried"
 
-    @property
-    def words(self) -> str:
-        return f"{self.reason[0].upper()}{self.reason[1:]}."
 
-
-@dataclass(frozen=True, slots=True)
-class Released(EventBase):
+@event("Out of the group of {replica!t}, and free for another: {cause}.")
+class Released(Event):
     """This peer has left its group between two rounds, and is free for one that it suits better."""
 
     replica: str
@@ -135,26 +111,14 @@ class Released(EventBase):
         """The gain that is expected of the choice."""
         return LIKE_SPEED
 
-    @property
-    def words(self) -> str:
-        return f"Out of the group of {tail(self.replica)}, and free for another: {self.cause}."
 
-
-@dataclass(frozen=True, slots=True)
-class CompressionChosen(EventBase):
+@event("{why!c}.", sinks=SHOWN)
+class CompressionChosen(Event):
     """This peer is the first stage of a group that chooses its own k: d / `compression` from now on, and why."""
 
     compression: int
     why: str
 
     @property
-    def words(self) -> str:
-        return f"{self.why[0].upper()}{self.why[1:]}."
-
-    @property
     def cause(self) -> str:
         return self.why
-
-
-GroupDecision = Dismissed | MemberChanged | SlowMember | MemberRecovered | MemberReplaced | Released | CompressionChosen
-"""The events of this module."""

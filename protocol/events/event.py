@@ -1,0 +1,107 @@
+"""The base of all events, and what each class of events declares: its fields with their bounds, its words, its level,
+and where it goes. Pure."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Flag, auto
+from string import Formatter
+from typing import Any, ClassVar, Literal, TypeVar, dataclass_transform
+
+from protocol.wording import tail, tails
+
+Level = Literal["debug", "info", "warning", "error"]
+"""The importance of an event to whoever looks after a daemon. No log keeps `debug`."""
+
+
+class Sink(Flag):
+    """The places where events go. Standard output with `--json` and standard error with `--log-json` have all."""
+
+    TERMINAL = auto()
+    JOURNAL = auto()
+    NODE = auto()
+    """The operator's node, and so the page. All fields of such events have bounds."""
+    TESTNET = auto()
+    """The lines of a testnet that has no live table."""
+
+
+PRIVATE = Sink.TERMINAL | Sink.JOURNAL
+REPORTED = PRIVATE | Sink.NODE
+SHOWN = REPORTED | Sink.TESTNET
+
+
+class _Words(Formatter):
+    """Formats the attributes of an event. `{peer!t}` is the tail of a peer id, or of several; `{reason!c}` begins with
+    a capital."""
+
+    def get_value(self, key: int | str, args: Any, kwargs: Any) -> Any:
+        return getattr(args[0], str(key))
+
+    def convert_field(self, value: Any, conversion: str | None) -> Any:
+        match conversion:
+            case "t":
+                return tail(value) if isinstance(value, str) else tails(value)
+            case "c":
+                return value[:1].upper() + value[1:]
+            case _:
+                return super().convert_field(value, conversion)
+
+
+_WORDS = _Words()
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An event without fields. A class of events overrides what differs from these defaults."""
+
+    sinks: ClassVar[Sink] = REPORTED
+    _level: ClassVar[Level] = "info"
+    _template: ClassVar[str | None] = None
+
+    @property
+    def name(self) -> str:
+        """The event's name in JSON."""
+        return type(self).__name__
+
+    @property
+    def level(self) -> Level:
+        """The importance of the event."""
+        return self._level
+
+    @property
+    def words(self) -> str | None:
+        """The event as a line worth keeping; None for what only passes by."""
+        return None if self._template is None else _WORDS.format(self._template, self)
+
+    @property
+    def passing(self) -> str | None:
+        """The event as a line that the next one replaces; None: it is no such line."""
+        return None
+
+    @property
+    def cause(self) -> str:
+        """The reason of the event, as far as its fields have it; empty if they have none."""
+        return str(getattr(self, "reason", ""))
+
+
+Listener = Callable[[Event], None]
+
+EVENT_TYPES: dict[str, type[Event]] = {}
+"""All classes of events by their names in JSON. `protocol/events/lines.py` imports the modules that fill it."""
+
+EventClass = TypeVar("EventClass", bound=Event)
+
+
+@dataclass_transform(frozen_default=True)
+def event(
+    words: str | None = None, level: Level = "info", sinks: Sink = REPORTED
+) -> Callable[[type[EventClass]], type[EventClass]]:
+    """Make a class of events: frozen, of this level and these sinks, and known by its name. `words`: the line worth
+    keeping, with fields in braces; None: the class has a property for it, or there is none."""
+
+    def register(declared: type[EventClass]) -> type[EventClass]:
+        declared._template, declared._level, declared.sinks = words, level, sinks
+        kind = dataclass(frozen=True, slots=True)(declared)
+        EVENT_TYPES.setdefault(kind.__dict__.get("name", kind.__name__), kind)
+        return kind
+
+    return register
