@@ -11,25 +11,14 @@ from dataclasses import dataclass, field
 from bootstrap.monitor.peers import AWAY_STATES, Peer, group_views, is_over, silent, silent_leader, stages_short
 from bootstrap.monitor.rounds import JUDGE_SECONDS, MOST_CLAIMS, Round, outer_ratio, pipeline_ratio, recalled
 from bootstrap.monitor.run_state import LastState, RunStatus, has_replica, lost_state, run_state
+from protocol.events.activity import Contributed, Evaluated, GroupBroken, GroupFormed, RoundDone
+from protocol.events.decisions import EndedEarly, Left, WentOn
+from protocol.events.event import Event
+from protocol.events.fields import MOST_TEXT
+from protocol.events.peer_report import PeerReport, PeerState
 from protocol.identity import PeerId, RunId
 from protocol.manifest import Manifest
-from protocol.monitor import (
-    MOST_LINES,
-    ContributionOut,
-    EndedShort,
-    GroupJoined,
-    GroupLost,
-    LineView,
-    LoggedEvent,
-    LossFound,
-    NotAwaited,
-    PeerDeparture,
-    ReportedEvent,
-    RoundEnded,
-    RoundView,
-    StepReport,
-    View,
-)
+from protocol.monitor import MOST_LINES, LineView, RoundView, View
 from protocol.net.allowances import RateLimit
 from protocol.outer.whereabouts import common_round
 from protocol.patience import AT_WORK_SECONDS
@@ -73,6 +62,8 @@ class Fold:
     """Whether this node holds the last state."""
     tokens: int = 0
     """The tokens of all rounds, also of those that are no longer in the history."""
+    unknown_events: int = 0
+    """The events of kinds that this node does not know: those of newer peers."""
     lines: RateLimit = field(default_factory=lambda: RateLimit(LINES_BURST, LINES_SECONDS, MOST_PEERS))
     looked: float = 0.0
     awake: float = 0.0
@@ -103,17 +94,19 @@ class Fold:
         self.look(now)
         self.seen = self.seen or any(peer.trains for peer in self.peers.values())
 
-    def apply_report(self, peer_id: PeerId, batch: StepReport, now: float) -> None:
+    def apply_report(self, peer_id: PeerId, report: PeerReport, now: float) -> None:
         """Take the report of a peer, whose certificate proves that it is this one."""
+        self.unknown_events += report.unknown
         peer = self._peer(peer_id, now, known=False)
         if peer is None:
             return
         self.peers.move_to_end(peer_id)
-        peer.apply_report(batch, now)
-        if peer.trains and (entry := self._round(batch.round, now)) is not None:
-            entry.stepped[peer_id] = max(entry.stepped.get(peer_id, 0), batch.step)
-        for event in batch.happened:
-            self._take(peer, event, now)
+        status, peer.sent_before = report.status, report.sent_before
+        peer.apply_report(status, now)
+        if peer.trains and status.step and (entry := self._round(status.round, now)) is not None:
+            entry.stepped[peer_id] = max(entry.stepped.get(peer_id, 0), status.step)
+        for ago, event in report.events:
+            self._take(peer, event, max(self.started, now - ago), now)
         if now - self.looked >= PEER_CHECK_SECONDS:
             self.look(now)
 
@@ -160,51 +153,52 @@ class Fold:
 
     # What happened
 
-    def _take(self, peer: Peer, event: ReportedEvent, now: float) -> None:
-        at = max(self.started, now - event.ago)
-        entry = self._round(event.round, now) if peer.record is not None else None
+    def _take(self, peer: Peer, event: Event, at: float, now: float) -> None:
+        number = getattr(event, "round", 0)
+        entry = self._round(number, now) if peer.record is not None else None
         match event:
-            case RoundEnded():
-                peer.done = max(peer.done, min(event.round, self.manifest.outer.rounds))
-                if entry is not None:
-                    self._take_round_end(peer, event, entry, at)
-            case LossFound():
-                evaluates = peer.record is not None and peer.record.role != "volunteer"
-                if entry is not None and evaluates and len(entry.claims) < MOST_CLAIMS:
-                    entry.claims.setdefault(peer.id, (event.loss, event.loss_plain))
-                if not evaluates:
-                    return
-            case ContributionOut():
-                peer.contributed = max(peer.contributed, min(event.round, self.manifest.outer.rounds))
-                if entry is not None and peer.trains:
-                    entry.contributed.setdefault(peer.id, (min(event.steps, self.manifest.inner.steps_at_most), at))
+            case RoundDone():
+                peer.done = max(peer.done, min(number, self.manifest.outer.rounds))
+                self._take_round_end(peer, event, entry, at)
                 return
-            case EndedShort():
+            case Evaluated(_, loss, loss_plain):
+                if peer.record is None or peer.record.role == "volunteer":
+                    return
+                if entry is not None and len(entry.claims) < MOST_CLAIMS:
+                    entry.claims.setdefault(peer.id, (loss, loss_plain))
+            case Contributed(_, steps):
+                peer.contributed = max(peer.contributed, min(number, self.manifest.outer.rounds))
                 if entry is not None and peer.trains:
-                    entry.late[peer.id] = f"it ended the round after {event.steps} inner steps: {event.why}"
-            case NotAwaited():
-                for other in map(PeerId, event.peers):
+                    entry.contributed.setdefault(peer.id, (min(steps, self.manifest.inner.steps_at_most), at))
+            case EndedEarly(_, steps, reason):
+                if entry is not None and peer.trains:
+                    entry.late[peer.id] = f"it ended the round after {steps} inner steps: {reason}"
+            case WentOn(_, without, reason):
+                for other in map(PeerId, without):
                     if entry is not None and other in self.peers:
-                        entry.missed.setdefault(other, f"{event.why}, says peer {peer.id[-8:]}")
-            case GroupJoined():
-                peer.replica, peer.members, peer.broken = event.replica, list(event.members), ""
-            case GroupLost():
-                peer.replica, peer.broken = "", event.why or "its group has lost a member"
-            case PeerDeparture():
-                peer.going, peer.going_at = event, now
-            case LoggedEvent():
+                        entry.missed.setdefault(other, f"{reason}, says peer {peer.id[-8:]}")
+            case GroupFormed(replica, _, members):
+                peer.replica, peer.members, peer.broken = replica, members, ""
+            case GroupBroken(reason=reason):
+                peer.replica, peer.broken = "", reason or "its group has lost a member"
+            case Left(_, reason):
+                peer.depart(PeerState.LEAVING, reason, now)
+            case _:
                 pass
         if event.words and not self.lines.wait_seconds(peer.id, now):
-            self.log.append(LineView(at=at, kind=event.name, words=event.words, peer=peer.id, round=event.round))
+            words = event.words[:MOST_TEXT]
+            self.log.append(LineView(at=at, kind=event.name, words=words, peer=peer.id, round=number))
 
-    def _take_round_end(self, peer: Peer, event: RoundEnded, entry: Round, at: float) -> None:
-        if peer.id in entry.done:
+    def _take_round_end(self, peer: Peer, event: RoundDone, entry: Round | None, at: float) -> None:
+        before, peer.sent_before = peer.sent_before, (event.pipeline_sent, event.outer_sent)
+        if entry is None or peer.id in entry.done:
             return
         entry.done[peer.id] = at
         manifest, ratio = self.manifest, pipeline_ratio(self.manifest, self._compression(peer))
-        entry.pipeline_bytes += event.pipeline_bytes
-        entry.outer_bytes += event.outer_bytes
-        entry.uncompressed_bytes += int(event.pipeline_bytes * ratio + event.outer_bytes * outer_ratio(manifest))
+        pipeline_bytes, outer_bytes = (max(0, now - then) for now, then in zip(peer.sent_before, before, strict=True))
+        entry.pipeline_bytes += pipeline_bytes
+        entry.outer_bytes += outer_bytes
+        entry.uncompressed_bytes += int(pipeline_bytes * ratio + outer_bytes * outer_ratio(manifest))
         if peer.trains and peer.counts_tokens:
             entry.tokens[peer.id] = min(event.tokens, manifest.tokens_per_step * manifest.inner.steps_at_most)
             self.tokens += entry.tokens[peer.id]
@@ -212,7 +206,7 @@ class Fold:
     def _compression(self, peer: Peer) -> int:
         """d / k of a peer's group: what its first stage tells, if the manifest has it."""
         leader = self.peers.get(PeerId(peer.group), peer)
-        chosen = leader.batch.compression
+        chosen = leader.status.compression
         return chosen if chosen in self.manifest.compressions else self.manifest.compressions[0]
 
     # What follows
@@ -266,12 +260,12 @@ class Fold:
             self.log.append(LineView(at=now, kind="RunState", words=self.state.words, round=round))
         for peer in peers:
             leader = self.peers.get(PeerId(peer.group)) if peer.group else None
-            if peer.state == "training" and self.state.state == "gathering":
-                peer.state, peer.why = "waiting", peer.batch.waits or self.state.why
-            elif peer.state == "training" and peer.streams and (silence := silent(peer, now, AT_WORK_SECONDS)):
-                peer.state, peer.why = "waiting", f"it {silence}"
-            elif peer.state == "training" and leader is not None and (silence := silent_leader(leader, now)):
-                peer.state, peer.why = "waiting", silence
+            if peer.state is PeerState.TRAINING and self.state.state == "gathering":
+                peer.state, peer.why = PeerState.WAITING, peer.status.waits_for or self.state.why
+            elif peer.state is PeerState.TRAINING and peer.streams and (silence := silent(peer, now, AT_WORK_SECONDS)):
+                peer.state, peer.why = PeerState.WAITING, f"it {silence}"
+            elif peer.state is PeerState.TRAINING and leader is not None and (silence := silent_leader(leader, now)):
+                peer.state, peer.why = PeerState.WAITING, silence
 
     def _judge(self, entry: Round) -> None:
         """Let a round say who was late for it, of the peers that train and were here when it began."""
@@ -300,7 +294,7 @@ class Fold:
                 if not self.lines.wait_seconds(peer.id, now):
                     kind = peer.state.capitalize()
                     self.log.append(LineView(at=now, kind=kind, words=words, peer=peer.id, round=number))
-            if peer.state in ("gone", "lost") and now - peer.last_seen > FORGET_SECONDS:
+            if peer.state in (PeerState.GONE, PeerState.LOST) and now - peer.last_seen > FORGET_SECONDS:
                 del self.peers[peer.id]
 
     # What people see

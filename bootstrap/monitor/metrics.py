@@ -11,9 +11,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from protocol.monitor import PeerState, PeerView, RoundView, RunState, View
-
-HERE: tuple[PeerState, ...] = tuple(state for state in get_args(PeerState) if state not in ("gone", "lost"))
+from protocol.events.peer_report import PeerState
+from protocol.monitor import PeerRole, PeerView, RoundView, RunState, View
 
 
 def render(view: View) -> bytes:
@@ -60,7 +59,8 @@ def _families(view: View) -> Iterator[Metric]:
     volunteers = GaugeMetricFamily(
         "hetpeer_run_stage_volunteers", "Volunteers of a stage that are here", labels=["stage"]
     )
-    counts = Counter(peer.stage for peer in view.peers if peer.role == "volunteer" and peer.state in HERE)
+    away = PeerState.GONE, PeerState.LOST
+    counts = Counter(peer.stage for peer in view.peers if peer.role == "volunteer" and peer.state not in away)
     for stage in range(view.stages):  # also one that nobody serves
         volunteers.add_metric([str(stage)], counts[stage])
     yield volunteers
@@ -82,8 +82,8 @@ def _families(view: View) -> Iterator[Metric]:
 def _peers(peers: Iterable[PeerView]) -> Metric:
     family = GaugeMetricFamily("hetpeer_run_peers", "Peers, by role and state", labels=["role", "state"])
     counts = Counter((peer.role, peer.state) for peer in peers)
-    for role in get_args(PeerView.model_fields["role"].annotation):
-        for state in get_args(PeerState):
+    for role in get_args(PeerRole):
+        for state in PeerState:
             family.add_metric([role, state], counts[role, state])
     return family
 

@@ -1,11 +1,12 @@
 """The knowledge of one peer: its signed record, its last report, and the state that follows from both. Pure."""
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
+from protocol.events.peer_report import PeerState, ReportedStatus
 from protocol.identity import PeerId
-from protocol.monitor import GroupView, PeerDeparture, PeerState, PeerView, RunState, StepReport
+from protocol.monitor import GroupView, PeerView, RunState
 from protocol.patience import (
     AT_WORK_SECONDS,
     CUT_STREAM_SECONDS,
@@ -16,37 +17,35 @@ from protocol.trust.records import PeerRecord
 from protocol.wording import numbers_named, so_many
 
 RATE_SECONDS = 20.0
-"""The seconds over which rates are means."""
+"""The seconds for which a peer's rates are shown when nothing more is heard of it."""
 
-MOST_RATE = 1e12
-"""The largest rate that is shown, in tokens or bytes a second: nobody does more."""
-
-AWAY_STATES: frozenset[PeerState] = frozenset({"gone", "lost", "paused"})
+AWAY_STATES: frozenset[PeerState] = frozenset({PeerState.GONE, PeerState.LOST, PeerState.PAUSED})
 
 IDLE_SECONDS = 120.0
 """The seconds of waiting after which a peer that does nothing else is not at work: the peer it waits for may never
 come."""
 
-Sample = tuple[float, int, int, int]
-"""A time in Unix seconds, and the tokens, bytes up and bytes down of a peer since it joined."""
-
 
 @dataclass(slots=True)
 class Peer:
     """The knowledge of one peer. Times are Unix seconds by the node's clock; `last_seen` is its last sign of life, and
-    `batch` its last report."""
+    `status` its last report."""
 
     id: PeerId
     joined: float
     last_seen: float
     record: PeerRecord | None = None
-    batch: StepReport = field(default_factory=StepReport)
+    status: ReportedStatus = field(default_factory=ReportedStatus)
+    sent_before: tuple[int, int] = (0, 0)
+    """The bytes that it had sent in the pipeline and in contributions at the end of the last round that it has told."""
     streams: int = 0
     """The number of streams on which it reports; a new one may be there before the old one is known to be broken."""
     cut: float | None = None
     """The time at which the last stream broke."""
-    going: PeerDeparture | None = None
-    """The departure that it has reported, at the time `going_at`; None: it is not going."""
+    going: PeerState | None = None
+    """The departure that it has reported, at the time `going_at`: it leaves, pauses, or is gone. None: it is not
+    going."""
+    going_why: str = ""
     going_at: float = 0.0
     replica: str | None = None
     """Its group by its reports; None: as its record says."""
@@ -60,11 +59,10 @@ class Peer:
     """The last round that it has finished by its reports; its record may be older or newer."""
     contributed: int = 0
     """The last round to which it has contributed by its reports."""
-    state: PeerState = "waiting"
+    state: PeerState = PeerState.WAITING
     why: str = ""
     idle_since: float | None = None
     """The time since which it has reported a wait and no progress; None: it does not wait."""
-    samples: deque[Sample] = field(default_factory=lambda: deque(maxlen=64))
 
     @property
     def trains(self) -> bool:
@@ -107,16 +105,19 @@ class Peer:
         if not self.streams:
             self.replica = None
 
-    def apply_report(self, batch: StepReport, now: float) -> None:
-        """Take the state in the peer's report; `fold.py` takes its events."""
-        if batch.seconds < self.batch.seconds or batch.tokens < self.batch.tokens:
-            self.samples.clear()  # a new process
-        if batch.waits and (batch.tokens, batch.round) == (self.batch.tokens, self.batch.round):
+    def apply_report(self, status: ReportedStatus, now: float) -> None:
+        """Take the status that the peer reports; `fold.py` takes its events."""
+        if status.waits_for and (status.tokens, status.round) == (self.status.tokens, self.status.round):
             self.idle_since = now if self.idle_since is None else self.idle_since
         else:
             self.idle_since = None
-        self.batch, self.last_seen = batch, now
-        self.samples.append((now, batch.tokens, batch.up, batch.down))
+        self.status, self.last_seen = status, now
+        if status.state in (PeerState.PAUSED, PeerState.GONE):
+            self.depart(status.state, status.doing, now)
+
+    def depart(self, state: PeerState, why: str, now: float) -> None:
+        """The peer says that it goes: for a while, or for good."""
+        self.going, self.going_why, self.going_at = state, why, now
 
     def is_at_work(self, now: float) -> bool:
         """Whether it gives signs of life, and has not been idle for `IDLE_SECONDS`."""
@@ -124,81 +125,67 @@ class Peer:
             self.idle_since is None or now - self.idle_since < IDLE_SECONDS
         )
 
-    def rates(self, now: float) -> tuple[float, float, float]:
-        """Tokens a second, and bytes a second up and down: means over the last `RATE_SECONDS`. Drops older samples."""
-        while len(self.samples) > 1 and self.samples[1][0] <= now - RATE_SECONDS:
-            self.samples.popleft()
-        if not self.samples:
-            return 0.0, 0.0, 0.0
-        first, last = self.samples[0], self.samples[-1]
-        seconds = max(now - first[0], 1.0)
-        tokens, up, down = (min(MOST_RATE, max(0, last[column] - first[column]) / seconds) for column in (1, 2, 3))
-        return tokens, up, down
-
     def judge(self, now: float, finished: int, delay: int) -> tuple[PeerState, str]:
         """Its state now, and the reason. `finished` is the last round that the swarm has finished; `delay`, the number
         of rounds by which contributions count later (`outer.delay`), excuses a peer that is behind."""
         record, going = self.record, self.going
-        if going is not None and going.how == "paused":
-            return "paused", going.why
+        if going is PeerState.PAUSED:
+            return going, self.going_why
         goodbye = record is not None and record.gone and not self.streams  # who is back tells before its record is read
-        if goodbye or (going is not None and going.how == "gone"):
-            return "gone", going.why if going is not None else "it has said goodbye"
+        if goodbye or going is PeerState.GONE:
+            return PeerState.GONE, self.going_why if going is not None else "it has said goodbye"
         if self.cut is not None and not self.streams and self.last_seen <= self.cut < now - CUT_STREAM_SECONDS:
-            return "lost", "its connection broke without a goodbye, and it has said nothing since"
+            return PeerState.LOST, "its connection broke without a goodbye, and it has said nothing since"
         if now - self.last_seen > LOST_PEER_SECONDS:
-            return "lost", f"nothing was heard of it for {LOST_PEER_SECONDS:.0f} s"
+            return PeerState.LOST, f"nothing was heard of it for {LOST_PEER_SECONDS:.0f} s"
         if going is not None:
-            return "leaving", going.why
+            return PeerState.LEAVING, self.going_why
         return self._at_work(finished, delay)
 
     def _at_work(self, finished: int, delay: int) -> tuple[PeerState, str]:
         """The state of a peer that is neither away nor leaving, and the reason."""
         record = self.record
         if record is not None and record.on_trial:
-            return "on trial", "what it contributes does not count before an audit has found nothing wrong with it"
+            why = "what it contributes does not count before an audit has found nothing wrong with it"
+            return PeerState.ON_TRIAL, why
         if record is not None and record.role == "observer":
-            return "waiting", "it follows the run, and contributes nothing"
-        if self.batch.waits:  # in its own words, which its owner reads
-            return "waiting", self.batch.waits
+            return PeerState.WAITING, "it follows the run, and contributes nothing"
+        if self.status.waits_for:  # in its own words, which its owner reads
+            return PeerState.WAITING, self.status.waits_for
         if self.finished < finished - 1 - delay:
-            return "catching up", f"it has finished round {self.finished}, and most others round {finished}"
+            return PeerState.CATCHING_UP, f"it has finished round {self.finished}, and most others round {finished}"
         if self.broken:
-            return "waiting", self.broken
+            return PeerState.WAITING, self.broken
         if max(self.contributed, record.contributed if record else 0) > finished:
-            return "waiting", f"it has contributed to round {finished + 1}, and waits for the others"
-        if self.group or (self.batch.round > finished and self.batch.step):
-            return "training", ""
-        return "waiting", "it has no group yet"
+            return PeerState.WAITING, f"it has contributed to round {finished + 1}, and waits for the others"
+        if self.group or (self.status.round > finished and self.status.step):
+            return PeerState.TRAINING, ""
+        return PeerState.WAITING, "it has no group yet"
 
     def view(self, now: float) -> PeerView | None:
         """Return the peer as people see it; None as long as nothing shows what it is in the run."""
         record = self.record
         if record is None:
             return None
-        tokens, up, down = (0.0, 0.0, 0.0) if self.state in AWAY_STATES else self.rates(now)
-        return PeerView(
-            id=self.id,
-            role=record.role,
-            stage=record.stage,
-            slot=record.slot,
-            replica=self.group,
-            state=self.state,
-            why=self.why,
-            round=max(self.batch.round, self.finished),
-            step=self.batch.step if self.batch.round > self.finished else 0,
-            loss=self.batch.loss,
-            tokens_per_second=tokens,
-            up=up,
-            down=down,
-            sent=self.batch.up,
-            address=record.address,
-            relayed=bool(record.via),
-            joined=self.joined,
-            heard=self.last_seen,
-            credit=self.batch.credit,
-            version=self.batch.version,
-        )
+        shown = asdict(self.status)
+        if self.state in AWAY_STATES or now - self.last_seen > RATE_SECONDS:
+            shown |= {"tokens_per_second": 0.0, "up": 0.0, "down": 0.0}
+        shown |= {
+            "id": self.id,
+            "role": record.role,
+            "stage": record.stage,
+            "slot": record.slot,
+            "replica": self.group,
+            "state": self.state,
+            "why": self.why,
+            "round": max(self.status.round, self.finished),
+            "step": self.status.step if self.status.round > self.finished else 0,
+            "address": record.address,
+            "relayed": bool(record.via),
+            "joined": self.joined,
+            "heard": self.last_seen,
+        }
+        return PeerView(**shown)
 
 
 def is_over(peers: Iterable[Peer], rounds: int, now: float) -> bool:
@@ -214,7 +201,7 @@ def is_over(peers: Iterable[Peer], rounds: int, now: float) -> bool:
 def silent(peer: Peer, now: float, bound: float) -> str:
     """Say that a peer is silent, in words to follow its name; empty: it is not lost, and was heard of within `bound`
     seconds."""
-    if now - peer.last_seen <= bound and peer.state != "lost":
+    if now - peer.last_seen <= bound and peer.state is not PeerState.LOST:
         return ""
     minutes, seconds = divmod(int(peer.last_seen) % 86400, 60)
     return f"has given no sign of life since {minutes // 60:02}:{minutes % 60:02}:{seconds:02} UTC"
@@ -286,7 +273,7 @@ def stages_short(peers: Iterable[Peer], stages: int) -> str:
 def _slow(peers: Mapping[PeerId, Peer], seats: list[str]) -> str:
     """The slow member of a group, by the report of the last stage that names one. Stages before a slow one wait as
     well, and each takes the stage behind it for the slow one."""
-    reports = (peers[PeerId(seat)].batch.slow for seat in reversed(seats) if PeerId(seat) in peers)
+    reports = (peers[PeerId(seat)].status.slow for seat in reversed(seats) if PeerId(seat) in peers)
     return next(filter(None, reports), "")
 
 
@@ -300,7 +287,7 @@ def _view(
     state: RunState,
 ) -> GroupView:
     missing = [str(stage) for stage, peer in enumerate(seats) if not peer]
-    silence = silent_leader(leader, now, AT_WORK_SECONDS if missing and leader.batch.step else SILENT_LEADER_SECONDS)
+    silence = silent_leader(leader, now, AT_WORK_SECONDS if missing and leader.status.step else SILENT_LEADER_SECONDS)
     empty = f"nobody is at stage {', '.join(missing)}" if missing and state != "gathering" else ""
     broken = "" if state == "finished" else silence or broken or leader.broken or empty
     return GroupView(

@@ -16,10 +16,11 @@ from bootstrap.monitor.peers import AWAY_STATES
 from bootstrap.monitor.run_state import LastState, RunStatus
 from protocol.clock import monotonic, unix_time
 from protocol.errors import FormatError, RefusedError, ResourceError
+from protocol.events.peer_report import unpack_report
 from protocol.files import write_atomically
 from protocol.identity import PeerId, RunId
 from protocol.manifest import Manifest
-from protocol.monitor import LineView, RoundView, RunState, View, unpack_report
+from protocol.monitor import LineView, RoundView, RunState, View
 from protocol.net.allowances import RateLimit
 from protocol.net.channels import EOF, caller, refuse, require_manifest
 from protocol.net.lenient import NO_MESSAGE

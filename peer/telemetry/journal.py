@@ -8,26 +8,22 @@ Inner steps and what else only passes by are not kept: `hetpeer why` reads what 
 """
 
 import json
-import math
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from peer.telemetry.run_report import strict
 from peer.telemetry.status import Status
 from protocol.clock import unix_time
 from protocol.errors import ResourceError
-from protocol.events.activity import Progress, Serving, Warned
+from protocol.events.activity import Serving, Warned
 from protocol.events.event import Event, Listener, Sink
-from protocol.events.lines import EVENT_TYPES
+from protocol.events.fields import MOST_TEXT
+from protocol.events.lines import EVENT_TYPES, event_of, row_of
 from protocol.files import LOG_BYTES, append_line, logged_lines
 
 EVENTS_FILE = "events.jsonl"
-
-MOST_TEXT_CHARACTERS = 300
-"""The longest text in a line: what others said is cut there."""
 
 HEAD = ("time", "level", "event", "reason", "in_round")
 
@@ -42,12 +38,9 @@ class JournalEntry:
 
     def row(self) -> dict[str, Any]:
         """The entry as it is written, without the ticket, which would be a secret in a closed run."""
-        said = asdict(self.event)
-        if isinstance(self.event, Serving):
-            said["ticket"] = ""
-        head = (round(self.at, 3), self.event.level, self.event.name, self.event.cause, self.in_round)
-        row: dict[str, Any] = strict(dict(zip(HEAD, head, strict=True)) | said)
-        return {name: value[:MOST_TEXT_CHARACTERS] if isinstance(value, str) else value for name, value in row.items()}
+        head = (round(self.at, 3), self.event.level, self.event.name, self.event.cause[:MOST_TEXT], self.in_round)
+        row = dict(zip(HEAD, head, strict=True)) | row_of(self.event, cut=True)
+        return row | ({"ticket": ""} if isinstance(self.event, Serving) else {})
 
     def line(self) -> str:
         """The entry as one line of JSON."""
@@ -115,12 +108,7 @@ def _noted(row: Any) -> JournalEntry:
     Raises:
         ValueError, KeyError, TypeError: the row is none of an event.
     """
-    kind = EVENT_TYPES[str(row["event"])]
-    if kind is Progress and row["level"] == "warning":
-        kind = Warned
-    field_names = {value.name for value in fields(kind)}
-    lost = {value.name: math.nan for value in fields(kind) if value.type is float and row.get(value.name, 0) is None}
-    event: Event = kind(
-        **{name: value for name, value in row.items() if name in field_names or name not in HEAD} | lost
-    )
+    kind = Warned if row["event"] == "Progress" and row["level"] == "warning" else EVENT_TYPES[str(row["event"])]
+    own = {value.name for value in fields(kind)} | {"event"}
+    event = event_of({name: value for name, value in row.items() if name in own or name not in HEAD}, kind)
     return JournalEntry(float(row["time"]), int(row["in_round"]), event)

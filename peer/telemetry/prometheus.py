@@ -5,17 +5,18 @@ Every number is this peer's own. No label has a value that another peer chooses,
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any, get_args
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Enum, Gauge, Histogram, Info, start_http_server
 
-from peer.telemetry.status import DaemonState, Status
+from peer.telemetry.status import Status
 from protocol.addresses import join_address, read_place
 from protocol.errors import FormatError, ResourceError, UserError
 from protocol.events.activity import Evaluated, GroupBroken, Joined, Pulse, Refused, RoundDone, StepDone
 from protocol.events.decisions import Avoided, NotCounted, Resynchronised
 from protocol.events.event import Event
 from protocol.events.group_decisions import MemberReplaced
+from protocol.events.peer_report import PeerState
 
 STEP_SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250)
 ROUND_SECONDS = (1, 5, 15, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200)
@@ -39,7 +40,7 @@ class Metrics:
         self.status = status
         registry = self.registry = CollectorRegistry()
         self.info = Info("hetpeer_peer", "This peer and its place in the run", registry=registry)
-        self.state = Enum("hetpeer_state", "What this peer does", states=list(get_args(DaemonState)), registry=registry)
+        self.state = Enum("hetpeer_state", "What this peer does", states=list(PeerState), registry=registry)
         self.joined = Counter("hetpeer_reconnects", "Times this peer has come back to its run", registry=registry)
         self.tokens = Counter("hetpeer_tokens", "Tokens of the inner steps of this peer's replica", registry=registry)
         self.steps = Histogram(

@@ -1,7 +1,6 @@
 """The report of a run, made from what its processes said; and whether the run was a success. Pure."""
 
 import json
-import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -11,6 +10,7 @@ from typing import Any
 from protocol.events.activity import Evaluated, Finished, Joined, RoundDone
 from protocol.events.decisions import Audited, Suspected
 from protocol.events.event import Event, Listener
+from protocol.events.lines import to_plain
 from protocol.files import write_atomically
 from protocol.manifest import Manifest
 
@@ -236,22 +236,9 @@ class Report:
     def write(self, path: Path) -> None:
         """Write `report.json`, and `loss.png` beside it."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, (json.dumps(strict(self.result()), indent=2, allow_nan=False) + "\n").encode())
+        write_atomically(path, (json.dumps(to_plain(self.result()), indent=2, allow_nan=False) + "\n").encode())
         if self.losses():
             plot(self, path.with_name("loss.png"))
-
-
-def strict(value: Any) -> Any:
-    """`value` as strict JSON has it: what is no finite number is null."""
-    match value:
-        case float():
-            return value if math.isfinite(value) else None
-        case dict():
-            return {key: strict(element) for key, element in value.items()}
-        case list() | tuple():
-            return [strict(element) for element in value]
-        case _:
-            return value
 
 
 def _row(number: int, entry: RoundEntry) -> dict[str, Any]:

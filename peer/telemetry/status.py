@@ -5,7 +5,9 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal
+from functools import cache
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as version_of
 
 from protocol.clock import monotonic
 from protocol.events.activity import (
@@ -29,24 +31,30 @@ from protocol.events.activity import (
 from protocol.events.decisions import CaughtUp, EndedEarly, GoalChanged, Left, OnlyHolder, Placed, Recalled
 from protocol.events.event import Event, Listener
 from protocol.events.group_decisions import CompressionChosen, MemberRecovered, Released, SlowMember
-
-DaemonState = Literal["starting", "waiting", "training", "paused", "leaving", "finished", "failed"]
+from protocol.events.peer_report import PeerState, ReportedStatus
 
 RATE_STEPS = 32
 """The number of inner steps from which the tokens a second are computed."""
 
 
+@cache
+def program_version() -> str:
+    """The version of this program; empty: it is not installed."""
+    try:
+        return version_of("hetpeer")[:32]
+    except PackageNotFoundError:
+        return ""
+
+
 @dataclass(slots=True)
-class Status:
-    """The present status of one peer. `step` inner steps of `round` are done; times are seconds by `clock`, rates are
-    bytes a second. `tokens`, `last_step` and `compression` are of the time since the peer joined last."""
+class Status(ReportedStatus):
+    """The present status of one peer, of which the operator's node is told the inherited fields. Times are seconds by
+    `clock`. `tokens`, `last_step` and `compression` are of the time since the peer joined last."""
 
     clock: Callable[[], float] = monotonic
+    version: str = field(default_factory=program_version, kw_only=True)
     heard: float = 0.0
     """The time of the last event."""
-    state: DaemonState = "starting"
-    doing: str = ""
-    """The peer's work when it neither trains nor waits, or the reason for its state, in words."""
     waiting: Waiting | None = None
     """The present wait; None: there is none."""
     waits_since: float = 0.0
@@ -63,23 +71,12 @@ class Status:
     inner_steps: int = 0
     replica: str = ""
     members: list[str] = field(default_factory=list)
-    slow: str = ""
-    """The member of its group that is slow, and by how much, in words; empty: nobody is."""
-    round: int = 0
-    step: int = 0
     last_step: StepDone | None = None
     step_seconds: float | None = None
     """The seconds from the end of the step before to that of the last one; None where a round's end or a lost step lies
     between."""
-    loss: float | None = None
-    """The mean training loss of the last inner step that told one, in nats per token."""
     held_out: tuple[float, float] | None = None
     """The last held-out losses, through the boundaries and plain, in nats per token."""
-    tokens: int = 0
-    compression: int = 0
-    """d / k as the peer's group has chosen it; 0: the run's own."""
-    up: float = 0.0
-    down: float = 0.0
     peers: int = 0
     lost: int = 0
     pulse: Pulse | None = None
@@ -99,27 +96,21 @@ class Status:
     _credited: dict[int, int] = field(default_factory=dict)
     """Tokens that receipts show, by round. A round's later event includes all that its earlier ones said."""
 
-    @property
-    def credit(self) -> int:
-        """Tokens of work that receipts show."""
-        return sum(self._credited.values())
+    def take(self, event: Event, now: float) -> None:
+        """Follow an event of the peer's that comes `now`."""
+        self.heard = now
+        self._follow(event, now)
+        self.waits_for = self.waiting.waits_for if self.waiting is not None else ""
+        self.tokens_per_second = self._rate() if self.state is PeerState.TRAINING else 0.0
 
-    @property
-    def tokens_per_second(self) -> float:
-        """The rate of the last inner steps; 0 while the peer does not train."""
-        if self.state != "training" or len(self._steps) < 2:
+    def _rate(self) -> float:
+        """The tokens a second of the last inner steps."""
+        if len(self._steps) < 2:
             return 0.0
         (began, first), (ended, _) = self._steps[0], self._steps[-1]
         return (sum(tokens for _, tokens in self._steps) - first) / max(ended - began, 1e-3)
 
-    @property
-    def waits_for(self) -> str:
-        """The present wait, and what ends it, in words; empty: there is none."""
-        return self.waiting.waits_for if self.waiting is not None else ""
-
-    def take(self, event: Event, now: float) -> None:
-        """Follow an event of the peer's that comes `now`."""
-        self.heard = now
+    def _follow(self, event: Event, now: float) -> None:
         match event:
             case Waiting():
                 self.waits_since = self.waits_since if event.goes_on(self.waiting) else now
@@ -127,7 +118,13 @@ class Status:
                 self._rest("")
             case Joined(peer_id, role, stage, slot):
                 self.waiting, self.doing = None, ""
-                self.peer_id, self.role, self.stage, self.slot, self.state = peer_id, role, stage, slot, "waiting"
+                self.peer_id, self.role, self.stage, self.slot, self.state = (
+                    peer_id,
+                    role,
+                    stage,
+                    slot,
+                    PeerState.WAITING,
+                )
                 self.joins, self.joined = self.joins + 1, now if self.joined is None else self.joined
                 self.last_step, self.tokens, self.compression = None, 0, 0
                 self.pulse, self._stepped = None, None
@@ -139,7 +136,7 @@ class Status:
                 self.inner_steps = inner_steps
             case Progress(doing, done, total):
                 self.doing = f"{doing}: {done / total:.0%}" if total else doing
-                if self.state == "starting":  # a peer joins step by step: what it waited for is there
+                if self.state == PeerState.STARTING:  # a peer joins step by step: what it waited for is there
                     self.waiting = None
             case SlowMember():
                 self.slow = event.finding
@@ -154,7 +151,13 @@ class Status:
             case StepDone(round, step, loss, tokens):
                 follows = self._stepped is not None and (self.round, self.step) == (round, step)
                 self.step_seconds = now - self._stepped if self._stepped is not None and follows else None
-                self.state, self.waiting, self.doing, self.round, self.step = "training", None, "", round, step + 1
+                self.state, self.waiting, self.doing, self.round, self.step = (
+                    PeerState.TRAINING,
+                    None,
+                    "",
+                    round,
+                    step + 1,
+                )
                 self.last_step, self.loss, self._stepped = event, self.loss if loss is None else loss, now
                 self.tokens += tokens
                 self._steps.append((now, tokens))
@@ -171,8 +174,10 @@ class Status:
                 self.held_out = loss, plain
             case Credited(round, tokens):
                 self._credited[round] = tokens
+                self.credit = sum(self._credited.values())
             case Recalled(_, older, recent):
                 self._credited = {0: older} | dict(recent)
+                self.credit = sum(self._credited.values())
             case CompressionChosen(compression):
                 self.compression = compression
             case Pulse():
@@ -181,26 +186,27 @@ class Status:
                     seconds = max(now - self._pulsed, 1e-3)
                     self.up = (moved.frames_sent + moved.bulk_sent) / seconds
                     self.down = (moved.frames_received + moved.bulk_received) / seconds
+                self.sent = event.frames_sent + event.bulk_sent
                 self.peers, self.lost, self.pulse, self.moved, self._pulsed = event.peers, event.lost, event, moved, now
             case Paused(reason):
-                self.state, self.waiting, self.doing = "paused", None, reason
+                self.state, self.waiting, self.doing = PeerState.PAUSED, None, reason
                 self.replica, self.members, self.slow, self.up, self.down = "", [], "", 0.0, 0.0
             case PauseEnded():
-                self.state, self.doing = "starting", ""
+                self.state, self.doing = PeerState.STARTING, ""
             case Left():
-                self.state, self.waiting, self.doing = "leaving", None, "it ends the inner step"
+                self.state, self.waiting, self.doing = PeerState.LEAVING, None, "it ends the inner step"
             case Finished():
-                self.state, self.waiting, self.doing, self.over = "finished", None, "", True
+                self.state, self.waiting, self.doing, self.over = PeerState.FINISHED, None, "", True
             case Failed(message):
-                self.state, self.waiting, self.doing = "failed", None, message
+                self.state, self.waiting, self.doing = PeerState.FAILED, None, message
             case _:
                 pass
 
     def _rest(self, doing: str) -> None:
         """The peer trains no more until its next inner step."""
         self.doing = doing
-        if self.state == "training":
-            self.state = "waiting"
+        if self.state == PeerState.TRAINING:
+            self.state = PeerState.WAITING
             self._steps.clear()
 
 

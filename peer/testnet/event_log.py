@@ -4,13 +4,14 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
-from peer.telemetry.run_report import FaultDone, strict
+from peer.telemetry.run_report import FaultDone
 from protocol.events.activity import Injected, StepDone
 from protocol.events.event import Event
+from protocol.events.lines import row_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +40,8 @@ class EventLog:
         """Keep and write an event of a process."""
         entry = Timed(round(self.now(), 4), process, event)
         self.entries.append(entry)
-        head = {"at": entry.seconds, "process": process, "event": event.name}
-        self.file.write(json.dumps(strict(head | asdict(event)), allow_nan=False) + "\n")
+        head = {"at": entry.seconds, "process": process}
+        self.file.write(json.dumps(head | row_of(event), allow_nan=False) + "\n")
         return entry
 
     def now(self) -> float:

@@ -5,10 +5,24 @@ from dataclasses import field, replace
 from datetime import datetime
 
 from protocol.events.event import PRIVATE, SHOWN, Event, Level, Sink, event
+from protocol.events.fields import (
+    ChunkSpans,
+    Count,
+    CountByPart,
+    DigestByPart,
+    Loss,
+    PeerName,
+    PeerNames,
+    Seconds,
+    ShortName,
+    ShortText,
+    UnixTime,
+    Whole,
+)
 from protocol.wording import size, so_many, tail, tails
 
 
-@event(sinks=SHOWN)
+@event(sinks=PRIVATE | Sink.TESTNET)
 class Serving(Event):
     """The bootstrap node is up, and its dashboard, if it has one, at this URL."""
 
@@ -59,11 +73,11 @@ class Warned(Progress):
 class Joined(Event):
     """This peer has a place in the run."""
 
-    peer_id: str
-    role: str
-    stage: int
-    slot: int
-    address: str
+    peer_id: PeerName
+    role: ShortName
+    stage: Whole
+    slot: Whole
+    address: ShortText
 
     @property
     def words(self) -> str | None:
@@ -77,7 +91,7 @@ class Joined(Event):
 class Reached(Event):
     """This peer cannot be dialled: the relays by which others reach it now (peer ids)."""
 
-    relays: list[str]
+    relays: PeerNames
 
     @property
     def level(self) -> Level:
@@ -94,10 +108,10 @@ class Reached(Event):
 class GroupFormed(Event):
     """This peer is a member of a complete replica."""
 
-    replica: str
-    slot: int
-    members: list[str]
-    reason: str = ""
+    replica: PeerName
+    slot: Whole
+    members: PeerNames
+    reason: ShortText = ""
 
     @property
     def words(self) -> str:
@@ -126,13 +140,13 @@ class RoundDone(Event):
     state that the next inner loop starts from (part → hex), with open rounds as far as they have come: a peer that has
     another contribution prints another digest. Bytes are those that this process has sent so far."""
 
-    round: int
-    seconds: float
-    tokens: int
-    contributions: dict[str, int]
-    digests: dict[str, str]
-    pipeline_sent: int
-    outer_sent: int
+    round: Whole
+    seconds: Seconds
+    tokens: Count
+    contributions: CountByPart
+    digests: DigestByPart
+    pipeline_sent: Count
+    outer_sent: Count
 
     @property
     def words(self) -> str:
@@ -145,9 +159,9 @@ class RoundDone(Event):
 class Evaluated(Event):
     """Held-out loss in nats per token after a round: through the boundaries, and plain."""
 
-    round: int
-    loss: float
-    loss_plain: float
+    round: Whole
+    loss: Loss
+    loss_plain: Loss
 
     @property
     def words(self) -> str:
@@ -160,10 +174,10 @@ class GroupBroken(Event):
     """A member of this peer's group, often a neighbour, has died or left. The inner step in flight, `step` of `round`,
     is rolled back."""
 
-    replica: str
-    round: int
-    step: int
-    reason: str
+    replica: PeerName
+    round: Whole
+    step: Whole
+    reason: ShortText
 
     @property
     def words(self) -> str:
@@ -178,9 +192,9 @@ class Contributed(Event):
     which: `chunks` are ranges of what `protocol/outer/data_plan.py` gives out, from the first up to the second, without
     it."""
 
-    round: int
-    steps: int
-    chunks: tuple[tuple[int, int], ...] = ()
+    round: Whole
+    steps: Whole
+    chunks: ChunkSpans = ()
 
 
 @event(sinks=PRIVATE)
@@ -201,14 +215,14 @@ class Credited(Event):
 class Resumed(Event):
     """This peer took up its work where its folder had it: after outer round `round`."""
 
-    round: int
+    round: Whole
 
 
 @event("Paused {reason}.", sinks=SHOWN)
 class Paused(Event):
     """This peer has left its group and the swarm, and computes and serves nothing."""
 
-    reason: str
+    reason: ShortText
 
 
 @event("The pause is over: going on.", sinks=SHOWN)
@@ -220,7 +234,7 @@ class PauseEnded(Event):
 class HandedOver(Event):
     """This peer leaves, and another of its stage has taken over its error feedback and the optimizer's state."""
 
-    heir: str
+    heir: PeerName
 
     cause = "this peer leaves, and another of its stage takes its place"
 
@@ -229,7 +243,7 @@ class HandedOver(Event):
 class Inherited(Event):
     """This peer has taken over the error feedback of one that leaves; and the optimizer's state, if `optimizer`."""
 
-    giver: str
+    giver: PeerName
     optimizer: bool
 
     cause = "a peer of this stage leaves"
@@ -243,7 +257,7 @@ class Inherited(Event):
 class CertificateRenewed(Event):
     """The others know this peer until `ends`, in seconds since 1970."""
 
-    ends: float
+    ends: UnixTime
 
     @property
     def words(self) -> str:
@@ -255,8 +269,8 @@ class CertificateRenewed(Event):
 class Refused(Event):
     """Another peer has sent something that is not valid. Nothing of it is used."""
 
-    peer: str
-    reason: str
+    peer: PeerName
+    reason: ShortText
 
 
 @event(sinks=PRIVATE)
@@ -328,16 +342,16 @@ class Pulse(Event):
 class Finished(Event):
     """The run is over for this peer, and `digests` are those of the final state (part → hex)."""
 
-    rounds: int
-    digests: dict[str, str] = field(default_factory=dict)
+    rounds: Whole
+    digests: DigestByPart = field(default_factory=dict)
 
 
 @event("hetpeer: {message}", level="error", sinks=SHOWN)
 class Failed(Event):
     """This process ends with an error."""
 
-    message: str
-    exit_code: int
+    message: ShortText
+    exit_code: Whole
 
     @property
     def cause(self) -> str:

@@ -1,6 +1,18 @@
 """The events of what a peer decided, judged or waits for, and why: most of them for people who ask afterwards. Pure."""
 
 from protocol.events.event import PRIVATE, SHOWN, Event, Level, event
+from protocol.events.fields import (
+    Nats,
+    NatsByPeer,
+    PartNames,
+    PeerName,
+    PeerNames,
+    Ratio,
+    Seconds,
+    ShortName,
+    ShortText,
+    Whole,
+)
 from protocol.wording import so_many, tail
 
 
@@ -8,18 +20,18 @@ from protocol.wording import so_many, tail
 class Placed(Event):
     """This peer's slot in a run of so many rounds of so many inner steps, and why it has that one."""
 
-    stage: int
-    rounds: int
-    inner_steps: int
-    reason: str
+    stage: Whole
+    rounds: Whole
+    inner_steps: Whole
+    reason: ShortText
 
 
 @event()
 class Left(Event):
     """This peer goes in order; `replica`: whose group it was in, or empty."""
 
-    replica: str
-    reason: str
+    replica: PeerName
+    reason: ShortText
 
     @property
     def words(self) -> str:
@@ -30,9 +42,9 @@ class Left(Event):
 class Avoided(Event):
     """This peer has hung up on another and does not talk to it for so many seconds; None: for good."""
 
-    peer: str
-    seconds: float | None
-    reason: str
+    peer: PeerName
+    seconds: Seconds | None
+    reason: ShortText
 
     @property
     def words(self) -> str:
@@ -45,9 +57,9 @@ class GoalChanged(Event):
     """This peer's replica means to take so many inner steps in a round from now on: the slowest other replica takes
     `ratio` times as long for one."""
 
-    round: int
-    steps: int
-    ratio: float
+    round: Whole
+    steps: Whole
+    ratio: Ratio
 
     @property
     def cause(self) -> str:
@@ -63,9 +75,9 @@ class GoalChanged(Event):
 class EndedEarly(Event):
     """This peer's replica contributes fewer inner steps to a round than the run has."""
 
-    round: int
-    steps: int
-    reason: str
+    round: Whole
+    steps: Whole
+    reason: ShortText
 
     @property
     def words(self) -> str:
@@ -76,18 +88,18 @@ class EndedEarly(Event):
 class WentOn(Event):
     """This peer waits no longer for what others (`without`) should have contributed to a round. It may still count."""
 
-    round: int
-    without: list[str]
-    reason: str
+    round: Whole
+    without: PeerNames
+    reason: ShortText
 
 
 @event(level="warning", sinks=SHOWN)
 class NotCounted(Event):
     """This peer's contribution to these parts in a round, if there is one, does not count."""
 
-    round: int
-    parts: list[str]
-    reason: str
+    round: Whole
+    parts: PartNames
+    reason: ShortText
 
     @property
     def words(self) -> str:
@@ -98,8 +110,8 @@ class NotCounted(Event):
 class Counted(Event):
     """A contribution that did not count does count after all."""
 
-    round: int
-    parts: list[str]
+    round: Whole
+    parts: PartNames
 
     @property
     def words(self) -> str:
@@ -110,7 +122,7 @@ class Counted(Event):
 class CaughtUp(Event):
     """This peer was behind, and has taken from others, by their word, what counted up to a round."""
 
-    round: int
+    round: Whole
 
 
 @event()
@@ -118,10 +130,10 @@ class Adopted(Event):
     """This peer was not there, and began with the state after a round that so many others hold: `attested` by the
     operator's observer, which has taken others' word up to round `since` itself; or by their word alone."""
 
-    round: int
-    peers: int
+    round: Whole
+    peers: Whole
     attested: bool
-    since: int = 0
+    since: Whole = 0
 
     @property
     def level(self) -> Level:
@@ -156,9 +168,9 @@ class Resynchronised(Event):
     """This peer had another state than most, or than the operator's observer attests (`attested`), and took that;
     `returned` of its contributions count nowhere else and went back into its error feedback."""
 
-    part: str
-    round: int
-    returned: int
+    part: ShortName
+    round: Whole
+    returned: Whole
     attested: bool = False
 
     @property
@@ -178,8 +190,8 @@ class Audited(Event):
     """The effect of contributions to a round, by author: how much higher the held-out loss would be, in nats per token,
     had the author sent zeros instead."""
 
-    round: int
-    gains: dict[str, float]
+    round: Whole
+    gains: NatsByPeer
 
     @property
     def words(self) -> str:
@@ -193,9 +205,9 @@ class SpotChecked(Event):
     """This observer has computed `passes` microbatches of a round again for stages that asked. `least`: how like that
     the least like of the payloads was that they had received, -1 to 1."""
 
-    round: int
-    passes: int
-    least: float
+    round: Whole
+    passes: Whole
+    least: Ratio
 
     @property
     def words(self) -> str:
@@ -208,10 +220,10 @@ class Tried(Event):
     """An audit has looked at what a peer on trial contributed to a round: what it would have gained, in nats per token,
     and what is wrong with it; empty: nothing, and it may count from now on."""
 
-    round: int
-    peer: str
-    gain: float
-    objection: str = ""
+    round: Whole
+    peer: PeerName
+    gain: Nats
+    objection: ShortText = ""
 
     @property
     def words(self) -> str:
@@ -229,16 +241,16 @@ class Suspected(Event):
     """An audit suspects a peer. `since`: the first round whose contribution did harm; 0 where no harm was measured, as
     with copies, of which nobody can tell who made the first."""
 
-    peer: str
-    reason: str
-    since: int = 0
+    peer: PeerName
+    reason: ShortText
+    since: Whole = 0
 
 
 @event()
 class OnlyHolder(Event):
     """The finding that nobody else here holds the newest state of `what`, parts in words; empty: others hold all."""
 
-    what: str
+    what: ShortText
 
     @property
     def words(self) -> str:

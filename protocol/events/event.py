@@ -7,6 +7,8 @@ from enum import Flag, auto
 from string import Formatter
 from typing import Any, ClassVar, Literal, TypeVar, dataclass_transform
 
+from pydantic import ConfigDict
+
 from protocol.wording import tail, tails
 
 Level = Literal["debug", "info", "warning", "error"]
@@ -27,6 +29,10 @@ class Sink(Flag):
 PRIVATE = Sink.TERMINAL | Sink.JOURNAL
 REPORTED = PRIVATE | Sink.NODE
 SHOWN = REPORTED | Sink.TESTNET
+
+
+CHECKED = ConfigDict(strict=True, extra="ignore")
+"""The rules for fields that another peer sends: exact types; those of a later version are skipped."""
 
 
 class _Words(Formatter):
@@ -53,6 +59,7 @@ _WORDS = _Words()
 class Event:
     """An event without fields. A class of events overrides what differs from these defaults."""
 
+    __pydantic_config__: ClassVar[ConfigDict] = CHECKED
     sinks: ClassVar[Sink] = REPORTED
     _level: ClassVar[Level] = "info"
     _template: ClassVar[str | None] = None

@@ -1,6 +1,7 @@
 """The decisions of a stage on its group: its neighbours, and the number of values in a frame."""
 
 from protocol.events.event import SHOWN, Event, event
+from protocol.events.fields import PeerName, Seconds, ShortText, Whole
 from protocol.wording import tail
 
 LIKE_SPEED = "the groups are quicker if volunteers of like speed are together"
@@ -11,10 +12,10 @@ LIKE_SPEED = "the groups are quicker if volunteers of like speed are together"
 class Dismissed(Event):
     """This peer has hung up on a neighbour of its group that broke the protocol or held the group up, and avoids it."""
 
-    peer: str
-    round: int
-    step: int
-    reason: str
+    peer: PeerName
+    round: Whole
+    step: Whole
+    reason: ShortText
 
     @property
     def words(self) -> str:
@@ -27,10 +28,10 @@ class MemberChanged(Event):
     """The member behind this peer changes from `member` to `peer` between two rounds: with members of like speed
     together, the groups are quicker."""
 
-    member: str
-    peer: str
-    stage: int
-    round: int
+    member: PeerName
+    peer: PeerName
+    stage: Whole
+    round: Whole
 
     @property
     def cause(self) -> str:
@@ -58,12 +59,12 @@ class SlowMember(Event):
     """A member of this peer's group, or this peer itself, has become slow, and keeps its seat. `or_further`: it may be
     one behind it."""
 
-    peer: str
-    stage: int
-    seconds: float
-    usual: float
-    promised: float
-    reason: str
+    peer: PeerName
+    stage: Whole
+    seconds: Seconds
+    usual: Seconds
+    promised: Seconds
+    reason: ShortText
     or_further: bool = False
 
     @property
@@ -79,19 +80,19 @@ class SlowMember(Event):
 class MemberRecovered(Event):
     """A member of this peer's group that was slow is as quick as before."""
 
-    peer: str
-    stage: int
+    peer: PeerName
+    stage: Whole
 
 
 @event("{reason!c}.", level="warning", sinks=SHOWN)
 class MemberReplaced(Event):
     """This peer lets a slow neighbour go, to try a free volunteer of its stage. Nobody avoids the slow one for it."""
 
-    peer: str
-    stage: int
-    seconds: float
-    usual: float
-    promised: float
+    peer: PeerName
+    stage: Whole
+    seconds: Seconds
+    usual: Seconds
+    promised: Seconds
 
     @property
     def reason(self) -> str:
@@ -104,7 +105,7 @@ class MemberReplaced(Event):
 class Released(Event):
     """This peer has left its group between two rounds, and is free for one that it suits better."""
 
-    replica: str
+    replica: PeerName
 
     @property
     def cause(self) -> str:
@@ -116,8 +117,8 @@ class Released(Event):
 class CompressionChosen(Event):
     """This peer is the first stage of a group that chooses its own k: d / `compression` from now on, and why."""
 
-    compression: int
-    why: str
+    compression: Whole
+    why: ShortText
 
     @property
     def cause(self) -> str:

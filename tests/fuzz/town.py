@@ -23,8 +23,9 @@ from peer.swarm.group.seats import GroupSeats
 from protocol.codec.frames import FramePosition, FrameRules, unpack_forward
 from protocol.codec.seating import AnswerFrame, OfferFrame, pack_answer, pack_offer, unpack_offer, unpack_start
 from protocol.errors import HetpeerError
+from protocol.events.activity import Refused
+from protocol.events.peer_report import PeerReport, ReportedStatus, pack_report
 from protocol.identity import EMBEDDING, PeerId, ReplicaId, RunId, stage_part
-from protocol.monitor import LoggedEvent, StepReport, pack_report
 from protocol.net.allowances import RateLimit
 from protocol.net.channels import channel_to, connect_to_registration, listen, options
 from protocol.net.guard import Guard, no_objection
@@ -190,12 +191,12 @@ def _honest(caller: LoopbackPeer, before: LoopbackPeer, victim: LoopbackPeer) ->
         caller.signer, HandoverOffer(PeerId(caller.id), PeerId(victim.id), 1, 1, "ef" * 32, 10)
     )
     group = PeerId(before.id), PeerId(victim.id)
-    said = LoggedEvent(name="Refused", words="something", round=1, peer=victim.id)
+    said = Refused(victim.id, "something")
     requests = {
         "Blobs/Fetch": blobs_pb2.FetchRequest(sha256=entries[0].sha256),
         "Credit/Sign": credit_pb2.CreditQuestion(worked=[1, 2]),
         "Monitor/Tell": monitor_pb2.Batch(
-            batch_json=pack_report(StepReport(round=1, step=2, loss=5.0, happened=[said]))
+            batch_json=pack_report(PeerReport(ReportedStatus(round=1, step=2, loss=5.0), [(0.0, said)]))
         ),
         "Pipeline/Exchange": pack_offer(OfferFrame(3, 1, group, 1, 0, "", MANIFEST.compressions[0], 3, 20.0)),
         "Reconciliation/Compare": reconciliation_pb2.Comparison(

@@ -9,7 +9,7 @@ import numpy as np
 
 from peer.network.gossip import summary_of
 from peer.optim import handover_state
-from protocol import manifest, monitor
+from protocol import manifest
 from protocol.codec import bitstream, frames, quantize, rice, seating, spot_check
 from protocol.codec import contribution as contributions
 from protocol.codec import snapshot as snapshots
@@ -17,6 +17,9 @@ from protocol.codec.chunks import chunk_grid
 from protocol.codec.contribution import SparseTensor
 from protocol.codec.frames import BackwardFrame, EndFrame, ForwardFrame, FramePosition, FrameRules, SumsFrame
 from protocol.errors import FormatError, ManifestError
+from protocol.events import peer_report
+from protocol.events.activity import GroupFormed, RoundDone
+from protocol.events.decisions import WentOn
 from protocol.identity import EMBEDDING, ContributionName, Part, PeerId, RunId, stage_part
 from protocol.manifest import Manifest, check_manifest
 from protocol.outer.data_plan import Reading
@@ -264,15 +267,12 @@ def read_handed_over(data: bytes) -> object:
     return sorted(found.error_feedback[stage_part(1)]), sorted(found.optimizer)
 
 
-TOLD = monitor.StepReport(
-    round=2,
-    step=1,
-    loss=5.5,
-    tokens=96,
-    version="0.1.0",
-    happened=[
-        monitor.NotAwaited(name="WentOn", ago=1.5, words="on", round=2, peers=[AUTHOR.peer_id], why="it is late"),
-        monitor.GroupJoined(name="GroupFormed", replica=AUTHOR.peer_id, members=[AUTHOR.peer_id]),
+TOLD = peer_report.PeerReport(
+    peer_report.ReportedStatus(round=2, step=1, loss=5.5, tokens=96, version="0.1.0"),
+    [
+        (1.5, WentOn(2, [AUTHOR.peer_id], "it is late")),
+        (0.0, GroupFormed(AUTHOR.peer_id, 0, [AUTHOR.peer_id])),
+        (0.0, RoundDone(2, 1.5, 96, {"stage-0": 2}, {"stage-0": "ab" * 32}, 5, 6)),
     ],
 )
 
@@ -324,6 +324,6 @@ WIRE = (
         "json",
     ),
     Reader("what is read", lambda data: Reading.from_bytes(data, 3, MANIFEST), ((READING.to_bytes(), READING),)),
-    Reader("what a peer tells", monitor.unpack_report, ((monitor.pack_report(TOLD), TOLD),), "json"),
+    Reader("what a peer tells", peer_report.unpack_report, ((peer_report.pack_report(TOLD), TOLD),), "json"),
     Reader("tensors that are handed over", read_handed_over, (handed_over(),)),
 )

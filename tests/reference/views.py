@@ -1,8 +1,10 @@
 """A run as its operator's node might see it: three groups of four stages, two datacenters, and what went wrong."""
 
 import math
+from dataclasses import replace
 
-from protocol.monitor import GroupView, LineView, PeerState, PeerView, RoundView, View
+from protocol.events.peer_report import PeerState
+from protocol.monitor import GroupView, LineView, PeerView, RoundView, View
 
 STAGES, GROUPS, ROUNDS, STEPS = 4, 3, 24, 30
 BEGAN = 1_795_000_000.0
@@ -37,20 +39,22 @@ def view(round: int = 13, lost: bool = False, why: str = "", states: dict[str, P
     peers += [_whole(number, round, now) for number in (40, 41)]
     peers.append(
         PeerView(
-            id=peer_id(50), role="volunteer", stage=1, state="waiting", why="a standby: all groups have a stage 1",
-            round=round, joined=BEGAN + 900, heard=now - 2, address="84.112.6.30:7701", relayed=True, credit=380_000,
+            id=peer_id(50), role="volunteer", stage=1, state=PeerState.WAITING,
+            why="a standby: all groups have a stage 1", round=round, joined=BEGAN + 900, heard=now - 2, address="84.112.6.30:7701", relayed=True, credit=380_000,
         )
     )  # fmt: skip
     peers.append(
-        PeerView(id=peer_id(51), role="observer", state="training", round=round, joined=BEGAN + 60, heard=now - 1)
+        PeerView(
+            id=peer_id(51), role="observer", state=PeerState.TRAINING, round=round, joined=BEGAN + 60, heard=now - 1
+        )
     )
     peers.append(
         PeerView(
-            id=peer_id(52), role="volunteer", stage=3, state="gone", why="its owner stopped it", round=9,
+            id=peer_id(52), role="volunteer", stage=3, state=PeerState.GONE, why="its owner stopped it", round=9,
             joined=BEGAN + 30, heard=now - 1240, credit=2_410_000, sent=8_200_000_000,
         )
     )  # fmt: skip
-    peers = [each.model_copy(update={"state": (states or {}).get(each.id, each.state)}) for each in peers]
+    peers = [replace(each, state=(states or {}).get(each.id, each.state)) for each in peers]
     broken = f"stage 2 is lost: nothing heard of peer {LOST[-8:]} for 12 s" if lost else ""
     groups = [
         GroupView(
@@ -88,7 +92,7 @@ def _volunteer(number: int, round: int, step: int, now: float, lost: bool, why: 
     group, stage = divmod(number, STAGES)
     dead, halted = lost and peer_id(number) == LOST, lost and group == 1
     speed = 0.0 if halted else (1969.0, 1820.0, 1431.0)[group]
-    state: PeerState = "lost" if dead else "waiting" if halted else "training"
+    state = PeerState.LOST if dead else PeerState.WAITING if halted else PeerState.TRAINING
     reason = "nothing heard of it for 12 s" if dead else "for another member of stage 2" if halted else ""
     return PeerView(
         id=peer_id(number),
@@ -115,8 +119,8 @@ def _volunteer(number: int, round: int, step: int, now: float, lost: bool, why: 
 
 def _whole(number: int, round: int, now: float) -> PeerView:
     return PeerView(
-        id=peer_id(number), role="datacenter", slot=number, replica=peer_id(number), state="training", round=round,
-        step=17, loss=3.38, tokens_per_second=4310.0, up=2.1e6, down=2.4e6, sent=int(round * 2.2e9),
+        id=peer_id(number), role="datacenter", slot=number, replica=peer_id(number), state=PeerState.TRAINING,
+        round=round, step=17, loss=3.38, tokens_per_second=4310.0, up=2.1e6, down=2.4e6, sent=int(round * 2.2e9),
         address=f"198.51.100.{number}:7701", joined=BEGAN + 5, heard=now - 1,
     )  # fmt: skip
 

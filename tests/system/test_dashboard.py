@@ -8,6 +8,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from protocol.events.activity import Joined, Serving, StepDone
+from protocol.events.peer_report import PeerState
 from tests.reference.browser import CHROMIUM, LACKING, chromium, opened
 from tests.reference.dashboard import dashboard_of
 from tests.reference.processes import TEXT, Peer
@@ -175,7 +176,7 @@ CONTRAST = """() => {
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_all_words_stand_out_from_what_is_behind_them(browser: Browser, scheme):
-    states = {LEADERS[0]: "paused", LEADERS[2]: "on trial"}
+    states = {LEADERS[0]: PeerState.PAUSED, LEADERS[2]: PeerState.ON_TRIAL}
     with dashboard_of(view(lost=True, states=states)) as (_, url):
         page = opened(browser, url, scheme=scheme)
         assert page.evaluate(CONTRAST) == []

@@ -9,21 +9,12 @@ from hypothesis import strategies as st
 from bootstrap.monitor.fold import MOST_PEERS, MOST_ROUNDS, MOST_ROUNDS_AHEAD, Fold
 from bootstrap.monitor.peers import IDLE_SECONDS, Peer, stages_short
 from bootstrap.monitor.rounds import JUDGE_SECONDS
+from protocol.events.activity import Contributed, Evaluated, GroupBroken, GroupFormed, Refused, RoundDone
+from protocol.events.decisions import Left, WentOn
+from protocol.events.event import Event
+from protocol.events.peer_report import PeerReport, PeerState, ReportedStatus, pack_report, unpack_report
 from protocol.identity import PeerId, RunId
-from protocol.monitor import (
-    MOST_LINES,
-    ContributionOut,
-    GroupJoined,
-    GroupLost,
-    LoggedEvent,
-    LossFound,
-    NotAwaited,
-    PeerDeparture,
-    PeerView,
-    ReportedEvent,
-    RoundEnded,
-    StepReport,
-)
+from protocol.monitor import MOST_LINES, PeerView
 from protocol.patience import CUT_STREAM_SECONDS, LOST_PEER_SECONDS
 from protocol.trust.records import PeerRecord
 from tests.reference.small_manifest import small_manifest
@@ -61,14 +52,15 @@ class Scene:
     def sync(self) -> None:
         self.fold.see_records(self.records.values(), self.now)
 
-    def tells(self, peer: PeerId, *happened: ReportedEvent, **fields: Any) -> None:
-        self.fold.apply_report(peer, StepReport(happened=list(happened), **fields), self.now)
+    def tells(self, peer: PeerId, *events: Event, **fields: Any) -> None:
+        report = PeerReport(ReportedStatus(**fields), [(0.0, event) for event in events])
+        self.fold.apply_report(peer, report, self.now)
 
     def ends(self, peer: PeerId, round: int, steps: int = 3, **fields: Any) -> None:
         """A peer does a whole round."""
-        self.tells(peer, ContributionOut(name="Contributed", round=round, steps=steps), round=round, step=steps)
-        said = {"seconds": 1.0, "tokens": 96, "contributions": {}, "pipeline_bytes": 0, "outer_bytes": 0}
-        self.tells(peer, RoundEnded(name="RoundDone", round=round, **(said | fields)), round=round, step=steps)
+        self.tells(peer, Contributed(round, steps), round=round, step=steps)
+        said = {"seconds": 1.0, "tokens": 96, "contributions": {}, "digests": {}, "pipeline_sent": 0, "outer_sent": 0}
+        self.tells(peer, RoundDone(round, **(said | fields)), round=round, step=steps)
 
     def later(self, seconds: float) -> None:
         self.now += seconds
@@ -125,7 +117,7 @@ def test_a_round_whose_end_is_told_again_counts_once():
 def test_who_was_awaited_and_did_not_contribute_was_late_and_it_is_said_why():
     scene = Scene(LEADER, MEMBER, CENTER)
     scene.tells(MEMBER, round=1, step=2)
-    why = NotAwaited(name="WentOn", round=1, peers=[MEMBER, "Nobody"], why="the round has lasted 9 s")
+    why = WentOn(1, [MEMBER, "Nobody"], "the round has lasted 9 s")
     scene.tells(LEADER, why, round=1, step=3)
     scene.ends(LEADER, 1)
     scene.ends(CENTER, 1)
@@ -162,7 +154,7 @@ def test_losses_come_from_who_evaluates_and_of_three_the_one_in_the_middle_is_sh
     other = PeerId("Center2")
     scene = Scene(LEADER, CENTER, EYE, other)
     for peer, loss in ((LEADER, 0.1), (EYE, 5.0), (CENTER, 0.0), (other, 5.1)):
-        scene.tells(peer, LossFound(name="Evaluated", round=1, loss=loss, loss_plain=loss), round=1)
+        scene.tells(peer, Evaluated(1, loss, loss), round=1)
         if peer == EYE:
             first = scene.fold.view(scene.now).history[0]
             assert (first.loss, first.evaluated_by) == (5.0, EYE)
@@ -212,7 +204,10 @@ def test_who_is_silent_for_some_heartbeats_is_lost_and_later_forgotten():
 def test_who_goes_says_why(how: str, state: str):
     scene = Scene(MEMBER)
     scene.later(1)
-    scene.tells(MEMBER, PeerDeparture(name="Left", how=how, why="quiet hours"))
+    if how == "leaving":
+        scene.tells(MEMBER, Left("", "quiet hours"))
+    else:
+        scene.tells(MEMBER, state=PeerState(how), doing="quiet hours")
     assert scene.state(MEMBER) == (state, "quiet hours")
     scene.fold.begin(MEMBER, scene.now)
     assert scene.state(MEMBER)[0] == "waiting"
@@ -233,7 +228,7 @@ def test_who_is_back_from_a_goodbye_is_not_gone_though_its_record_still_says_so(
 def test_states_of_peers_at_work():
     scene = Scene(LEADER, MEMBER, CENTER, EYE)
     assert scene.state(LEADER) == ("waiting", "it has no group yet")
-    joined = GroupJoined(name="GroupFormed", replica=LEADER, members=[LEADER, MEMBER])
+    joined = GroupFormed(LEADER, 0, [LEADER, MEMBER])
     scene.tells(LEADER, joined)
     scene.tells(MEMBER, joined)
     scene.tells(CENTER, round=1, step=1)  # the run has begun
@@ -241,9 +236,9 @@ def test_states_of_peers_at_work():
     assert scene.state(LEADER)[0] == scene.state(MEMBER)[0] == "training"
     (group,) = scene.fold.view(scene.now).groups
     assert (group.replica, group.members, group.broken) == (LEADER, [LEADER, MEMBER], "")
-    scene.tells(LEADER, GroupLost(name="GroupBroken", replica=LEADER, why="stage 1 is gone"))
+    scene.tells(LEADER, GroupBroken(LEADER, 0, 0, "stage 1 is gone"))
     assert scene.state(LEADER) == ("waiting", "stage 1 is gone")
-    scene.tells(MEMBER, GroupLost(name="GroupBroken", replica=LEADER, why="stage 0 is gone"))
+    scene.tells(MEMBER, GroupBroken(LEADER, 0, 0, "stage 0 is gone"))
     (group,) = scene.fold.view(scene.now).groups  # who is lost is shown in its place
     assert (group.members, group.broken) == ([LEADER, MEMBER], "stage 1 is gone")
     scene.says(MEMBER, on_trial=True)
@@ -257,9 +252,9 @@ def test_states_of_peers_at_work():
 def test_what_a_peer_says_that_it_waits_for_is_what_people_see_of_it():
     """And not why its last group broke, or that it is behind: its owner reads the same words."""
     scene = with_a_member_behind()
-    scene.tells(LEADER, GroupLost(name="GroupBroken", replica=LEADER, why="stage 1 is gone"))
+    scene.tells(LEADER, GroupBroken(LEADER, 0, 0, "stage 1 is gone"))
     for peer in (LEADER, MEMBER):
-        scene.tells(peer, waits="a volunteer of stage 1: a group needs one of each stage")
+        scene.tells(peer, waits_for="a volunteer of stage 1: a group needs one of each stage")
         assert scene.state(peer) == ("waiting", "a volunteer of stage 1: a group needs one of each stage")
 
 
@@ -270,7 +265,7 @@ def test_a_peer_that_is_rounds_behind_catches_up():
 
 def test_a_group_with_an_empty_stage_says_which_where_the_run_has_begun_and_is_not_over():
     scene = Scene(LEADER)
-    scene.tells(LEADER, GroupJoined(name="GroupFormed", replica=LEADER, members=[LEADER]))
+    scene.tells(LEADER, GroupFormed(LEADER, 0, [LEADER]))
     view = scene.fold.view(scene.now)
     assert "2 volunteers of stage 1 (0 of 2)" in view.state_why  # of all that the run waits for; once is enough
     assert (view.state, view.groups[0].members, view.groups[0].broken) == ("gathering", [LEADER, ""], "")
@@ -288,7 +283,7 @@ def test_who_is_slow_is_told_by_the_last_stage_that_knows_of_somebody():
     scene = Scene(LEADER, MEMBER)
     for peer in (LEADER, MEMBER):
         scene.says(peer, replica=LEADER)
-        scene.tells(peer, GroupJoined(name="GroupFormed", replica=LEADER, members=[LEADER, MEMBER]), round=1, step=1)
+        scene.tells(peer, GroupFormed(LEADER, 0, [LEADER, MEMBER]), round=1, step=1)
     scene.sync()
     (group,) = scene.fold.view(scene.now).groups
     assert group.slow == ""
@@ -296,27 +291,40 @@ def test_who_is_slow_is_told_by_the_last_stage_that_knows_of_somebody():
     assert scene.fold.view(scene.now).groups[0].slow == "stage 1, or one behind it"
     scene.tells(MEMBER, round=1, step=2, slow="stage 2")
     assert scene.fold.view(scene.now).groups[0].slow == "stage 2"
-    scene.tells(MEMBER, GroupLost(name="GroupBroken", replica=LEADER, why="it leaves"), slow="stage 2")
-    scene.tells(LEADER, GroupLost(name="GroupBroken", replica=LEADER, why="stage 1 is gone"), slow="stage 2")
+    scene.tells(MEMBER, GroupBroken(LEADER, 0, 0, "it leaves"), slow="stage 2")
+    scene.tells(LEADER, GroupBroken(LEADER, 0, 0, "stage 1 is gone"), slow="stage 2")
     assert scene.fold.view(scene.now).groups[0].slow == ""
 
 
-def test_rates_are_those_of_the_last_seconds_and_fall_when_nothing_is_told():
+def test_rates_are_those_that_it_tells_and_fall_when_nothing_is_told():
     scene = Scene(LEADER)
-    for second in range(10):
-        scene.tells(LEADER, round=1, step=1, tokens=100 * second, up=1000 * second, seconds=float(second))
-        scene.later(1)
+    scene.tells(LEADER, round=1, step=1, tokens_per_second=90.0, up=900.0)
     shown = scene.peer(LEADER)
-    assert shown.tokens_per_second == pytest.approx(90)
-    assert shown.up == pytest.approx(900)
+    assert (shown.tokens_per_second, shown.up) == (90, 900)
     scene.later(30)
     assert scene.peer(LEADER).tokens_per_second == 0
 
 
+def test_the_bytes_of_a_round_are_those_since_the_last_that_was_told():
+    scene = Scene(LEADER, CENTER)
+    ends = [RoundDone(round, 1.0, 96, {}, {}, 1000 * round, 100 * round) for round in (4, 5)]
+    scene.fold.finished = 3
+    report = PeerReport(ReportedStatus(), [(0.0, event) for event in ends], (2500, 250))
+    scene.fold.apply_report(LEADER, report, scene.now)
+    sent = [(each.pipeline_bytes, each.outer_bytes) for each in scene.fold.rounds.values()]
+    assert sent == [(1500, 150), (1000, 100)]
+
+
+def test_events_that_the_node_does_not_know_are_counted():
+    scene = Scene(LEADER)
+    scene.fold.apply_report(LEADER, PeerReport(ReportedStatus(), unknown=3), scene.now)
+    assert scene.fold.unknown_events == 3
+
+
 def test_bytes_are_compared_with_what_they_would_be_uncompressed():
     scene = Scene(LEADER, CENTER)
-    scene.ends(LEADER, 1, pipeline_bytes=1000, outer_bytes=100)
-    scene.ends(CENTER, 1, outer_bytes=100)
+    scene.ends(LEADER, 1, pipeline_sent=1000, outer_sent=100)
+    scene.ends(CENTER, 1, outer_sent=100)
     scene.later(1)
     entry = scene.fold.view(scene.now).history[0]
     assert (entry.pipeline_bytes, entry.outer_bytes) == (1000, 200)
@@ -325,11 +333,11 @@ def test_bytes_are_compared_with_what_they_would_be_uncompressed():
 
 def test_one_peer_does_not_fill_the_log():
     scene = Scene(LEADER, CENTER)
-    scene.tells(CENTER, LoggedEvent(name="Refused", words="something of the center's"))
+    scene.tells(CENTER, Refused("", "something of the center's"))
     for number in range(1000):
-        scene.tells(LEADER, LoggedEvent(name="Refused", words=f"spam {number}"))
+        scene.tells(LEADER, Refused("", f"spam {number}"))
     words = [line.words for line in scene.fold.view(scene.now).log]
-    assert "something of the center's" in words
+    assert "Refused what peer  sent: something of the center's" in words
     assert len(words) <= 21
 
 
@@ -337,7 +345,7 @@ def test_what_was_known_is_known_again_after_a_restart():
     scene = Scene(LEADER, CENTER)
     scene.ends(LEADER, 1)
     scene.ends(CENTER, 1)
-    scene.tells(CENTER, LossFound(name="Evaluated", round=1, loss=4.0, loss_plain=3.5))
+    scene.tells(CENTER, Evaluated(1, 4.0, 3.5))
     scene.later(JUDGE_SECONDS + 1)
     before = scene.fold.view(scene.now)
     again = Fold(MANIFEST, RunId("ab" * 32), scene.now)
@@ -362,53 +370,56 @@ COUNTS = st.integers(0, 2**53)
 ROUNDS = st.one_of(st.integers(0, 60), st.integers(0, 2**31 - 1))
 FLOATS = st.floats(0, 1e6)
 NAMES = st.sampled_from([*ROLES, "Nobody", ""])
-COMMON: dict[str, Any] = {
-    "ago": st.floats(0, 3600),
-    "name": st.just("X"),
-    "words": st.text(max_size=9),
-    "round": ROUNDS,
-}
-PARTS = st.dictionaries(st.text(max_size=5), COUNTS, max_size=3)
+TEXTS = st.text(max_size=5)
+PARTS = st.dictionaries(st.sampled_from(["embedding", "stage-0"]), COUNTS)
+STEPS = st.integers(0, 2**31 - 1)
 TOLD = st.one_of(
     st.builds(
-        RoundEnded,
-        **COMMON,
+        RoundDone,
+        round=ROUNDS,
         seconds=FLOATS,
         tokens=COUNTS,
         contributions=PARTS,
-        pipeline_bytes=COUNTS,
-        outer_bytes=COUNTS,
+        digests=st.just({}),
+        pipeline_sent=COUNTS,
+        outer_sent=COUNTS,
     ),
-    st.builds(LossFound, **COMMON, loss=FLOATS, loss_plain=FLOATS),
-    st.builds(GroupJoined, **COMMON, replica=NAMES, members=st.lists(NAMES, max_size=5)),
-    st.builds(GroupLost, **COMMON, replica=NAMES, why=st.text(max_size=5)),
-    st.builds(ContributionOut, **COMMON, steps=st.integers(0, 2**31 - 1)),
-    st.builds(NotAwaited, **COMMON, peers=st.lists(NAMES, max_size=5), why=st.text(max_size=5)),
-    st.builds(PeerDeparture, **COMMON, how=st.sampled_from(["leaving", "paused", "gone"]), why=st.text(max_size=5)),
+    st.builds(Evaluated, round=ROUNDS, loss=FLOATS, loss_plain=FLOATS),
+    st.builds(GroupFormed, replica=NAMES, slot=STEPS, members=st.lists(NAMES, max_size=5), reason=TEXTS),
+    st.builds(GroupBroken, replica=NAMES, round=ROUNDS, step=STEPS, reason=TEXTS),
+    st.builds(Contributed, round=ROUNDS, steps=STEPS),
+    st.builds(WentOn, round=ROUNDS, without=st.lists(NAMES, max_size=5), reason=TEXTS),
+    st.builds(Left, replica=NAMES, reason=TEXTS),
 )
-BATCHES = st.builds(
-    StepReport,
+STATUSES = st.builds(
+    ReportedStatus,
+    state=st.sampled_from(PeerState),
+    doing=TEXTS,
     round=ROUNDS,
-    step=st.integers(0, 2**31 - 1),
+    step=STEPS,
     loss=st.none() | FLOATS,
     tokens=COUNTS,
-    seconds=FLOATS,
-    up=COUNTS,
-    down=COUNTS,
+    up=FLOATS,
+    down=FLOATS,
     compression=st.integers(0, 65536),
-    happened=st.lists(TOLD, max_size=4),
+)
+BATCHES = st.builds(
+    PeerReport,
+    status=STATUSES,
+    events=st.lists(st.tuples(st.floats(0, 3600), TOLD), max_size=4),
+    sent_before=st.tuples(COUNTS, COUNTS),
 )
 
 
 @settings(max_examples=60, deadline=None)
 @given(said=st.lists(st.tuples(NAMES, BATCHES, st.floats(0, 100), st.booleans()), max_size=12))
-def test_whatever_is_told_there_is_a_view_within_bounds(said: list[tuple[str, StepReport, float, bool]]):
+def test_whatever_is_told_there_is_a_view_within_bounds(said: list[tuple[str, PeerReport, float, bool]]):
     scene = Scene(*ROLES)
     for peer, batch, seconds, stream in said:
         scene.later(seconds)
         if stream:
             scene.fold.begin(PeerId(peer), scene.now)
-        scene.fold.apply_report(PeerId(peer), batch, scene.now)
+        scene.fold.apply_report(PeerId(peer), unpack_report(pack_report(batch)), scene.now)
         scene.fold.end(PeerId(peer), scene.now)
         view = scene.fold.view(scene.now)
         assert view == type(view).model_validate_json(view.model_dump_json())
@@ -461,10 +472,10 @@ def test_who_waits_in_vain_for_those_who_have_gone_does_not_keep_a_run_from_its_
     scene.says(CENTER, round=50)
     scene.says(CENTER, round=50, gone=True)
     watched(scene, 200, MEMBER, round=4, step=1)  # a step of minutes is work
-    watched(scene, 1, MEMBER, round=4, step=2, tokens=96, waits="contributions")
-    watched(scene, int(IDLE_SECONDS), MEMBER, round=4, step=2, tokens=96, waits="contributions")
+    watched(scene, 1, MEMBER, round=4, step=2, tokens=96, waits_for="contributions")
+    watched(scene, int(IDLE_SECONDS), MEMBER, round=4, step=2, tokens=96, waits_for="contributions")
     assert not scene.fold.over
-    watched(scene, 2, MEMBER, round=4, step=2, tokens=96, waits="contributions")
+    watched(scene, 2, MEMBER, round=4, step=2, tokens=96, waits_for="contributions")
     assert scene.fold.over
 
 

@@ -3,6 +3,7 @@
 from prometheus_client.parser import text_string_to_metric_families
 
 from bootstrap.monitor.metrics import render
+from protocol.events.peer_report import PeerState
 from protocol.monitor import GroupView, PeerView, RoundView, View
 
 NOW = 1000.0
@@ -22,9 +23,9 @@ def view(**changes: object) -> View:
         tokens=1_000_000,
         tokens_per_second=1234.5,
         peers=[
-            PeerView(id="QmA", role="volunteer", stage=0, state="training", up=100.0, down=10.0, credit=7),
-            PeerView(id="QmB", role="volunteer", stage=2, state="lost", relayed=True),
-            PeerView(id="QmC", role="datacenter", state="training", up=50.0),
+            PeerView(id="QmA", role="volunteer", stage=0, state=PeerState.TRAINING, up=100.0, down=10.0, credit=7),
+            PeerView(id="QmB", role="volunteer", stage=2, state=PeerState.LOST, relayed=True),
+            PeerView(id="QmC", role="datacenter", state=PeerState.TRAINING, up=50.0),
         ],
         groups=[GroupView(replica="QmA", slot=0, members=["QmA", "", "QmB"], broken="stage 1 is missing")],
         history=[

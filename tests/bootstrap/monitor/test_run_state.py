@@ -13,8 +13,9 @@ from bootstrap.monitor.run_state import (
     missing_peers,
     run_state,
 )
+from protocol.events.activity import GroupBroken, GroupFormed
+from protocol.events.peer_report import PeerReport, ReportedStatus
 from protocol.identity import PeerId, RunId
-from protocol.monitor import GroupJoined, GroupLost, StepReport
 from protocol.outer.phases import RunPhase
 from protocol.patience import AT_WORK_SECONDS, SILENT_LEADER_SECONDS
 from protocol.trust.records import PeerRecord
@@ -120,10 +121,10 @@ def sync(fold: Fold, now: float, *there: PeerId) -> None:
 
 
 def group(fold: Fold, now: float, **fields: int) -> None:
-    joined = GroupJoined(name="GroupFormed", replica=LEADER, members=[LEADER, MEMBER])
+    joined = GroupFormed(LEADER, 0, [LEADER, MEMBER])
     for each in (LEADER, MEMBER):
         fold.begin(each, now)
-        fold.apply_report(each, StepReport(happened=[joined], **fields), now)
+        fold.apply_report(each, PeerReport(ReportedStatus(**fields), [(0.0, joined)]), now)
 
 
 def states(fold: Fold, now: float) -> dict[str, tuple[str, str]]:
@@ -138,9 +139,9 @@ def test_a_group_that_waits_at_the_beginning_waits_for_what_the_run_waits_for():
     assert view.state_why.startswith("waits for 1 datacenter (0 of 1), 1 volunteer of stage 0 (1 of 2)")
     assert (view.state, view.state_since) == ("gathering", NOW)
     assert states(fold, NOW + 1) == dict.fromkeys((LEADER, MEMBER), ("waiting", view.state_why))
-    fold.apply_report(MEMBER, StepReport(waits="waits for its turn"), NOW + 2)
+    fold.apply_report(MEMBER, PeerReport(ReportedStatus(waits_for="waits for its turn")), NOW + 2)
     assert states(fold, NOW + 2)[MEMBER] == ("waiting", "waits for its turn")
-    fold.apply_report(LEADER, StepReport(round=1, step=1), NOW + 3)
+    fold.apply_report(LEADER, PeerReport(ReportedStatus(round=1, step=1)), NOW + 3)
     assert fold.view(NOW + 3).state == "training"
     assert states(fold, NOW + 3)[LEADER][0] == "training"
     assert fold.view(NOW + 3).log[-1].words == "The run is training"
@@ -153,11 +154,11 @@ def test_a_leader_that_is_frozen_is_named_and_its_member_does_not_train():
     now = NOW
     while now < NOW + SILENT_LEADER_SECONDS:
         now += 1
-        fold.apply_report(MEMBER, StepReport(round=1, step=1), now)
+        fold.apply_report(MEMBER, PeerReport(ReportedStatus(round=1, step=1)), now)
         (shown,) = fold.view(now).groups
         assert shown.broken == ""
         assert states(fold, now)[MEMBER][0] == "training"
-    fold.apply_report(MEMBER, StepReport(round=1, step=1), now + 1)
+    fold.apply_report(MEMBER, PeerReport(ReportedStatus(round=1, step=1)), now + 1)
     (shown,) = fold.view(now + 1).groups
     assert shown.broken == "its first stage, peer Leader, has given no sign of life since 02:46:40 UTC"
     assert states(fold, now + 1)[MEMBER] == ("waiting", shown.broken)
@@ -167,7 +168,7 @@ def test_where_a_member_has_left_a_silent_leader_it_is_named_soon():
     fold = Fold(ONE, RunId("ab" * 32), NOW)
     sync(fold, NOW, LEADER, MEMBER)
     group(fold, NOW, round=1, step=1)
-    fold.apply_report(MEMBER, StepReport(happened=[GroupLost(name="GroupBroken", replica=LEADER, why="x")]), NOW + 9)
+    fold.apply_report(MEMBER, PeerReport(ReportedStatus(), [(0.0, GroupBroken(LEADER, 0, 0, "x"))]), NOW + 9)
     assert fold.view(NOW + AT_WORK_SECONDS).groups[0].broken == "nobody is at stage 1"
     assert "no sign of life" in fold.view(NOW + AT_WORK_SECONDS + 1).groups[0].broken
 
@@ -178,7 +179,7 @@ def test_the_row_of_a_frozen_member_says_so():
     group(fold, NOW, round=1, step=1)
     fold.begin(MEMBER, NOW)
     for later in range(1, int(AT_WORK_SECONDS) + 2):
-        fold.apply_report(LEADER, StepReport(round=1, step=1), NOW + later)
+        fold.apply_report(LEADER, PeerReport(ReportedStatus(round=1, step=1)), NOW + later)
     assert states(fold, NOW + AT_WORK_SECONDS)[MEMBER] == ("training", "")
     assert states(fold, NOW + AT_WORK_SECONDS + 1)[MEMBER] == (
         "waiting",

@@ -10,8 +10,9 @@ from bootstrap.monitor import watch
 from bootstrap.monitor.run_state import RunStatus
 from bootstrap.monitor.watch import BATCH_BURST, MONITOR_FILE, Monitor
 from protocol.errors import FormatError, RefusedError
+from protocol.events.activity import Refused
+from protocol.events.peer_report import PeerReport, ReportedStatus, pack_report
 from protocol.identity import PeerId, RunId
-from protocol.monitor import LoggedEvent, StepReport, pack_report
 from protocol.patience import HEARTBEAT_SECONDS
 from protocol.trust.records import PeerRecord
 from tests.reference.small_manifest import small_manifest
@@ -24,7 +25,7 @@ def monitor(folder: Path | None = None, run: RunId = RUN) -> Monitor:
 
 
 def telling(words: str) -> bytes:
-    return pack_report(StepReport(round=1, happened=[LoggedEvent(name="Refused", words=words)]))
+    return pack_report(PeerReport(ReportedStatus(round=1), [(0.0, Refused("", words))]))
 
 
 def test_a_peer_that_tells_too_often_waits_and_others_do_not():
@@ -73,7 +74,7 @@ def test_a_node_that_comes_back_knows_what_it_knew(tmp_path: Path, monkeypatch: 
         return made
 
     before, after = asyncio.run(run()).view(), monitor(tmp_path).view()
-    assert [line.words for line in before.log] == ["something happened"]
+    assert [line.words for line in before.log] == ["Refused what peer  sent: something happened"]
     assert (after.started, after.log) == (before.started, before.log)
     assert not monitor(tmp_path, RunId("cd" * 32)).view().log
 

@@ -6,6 +6,7 @@ from typing import Any
 from rich.console import Console
 
 from peer.cli.status import run_tables
+from protocol.events.peer_report import PeerState
 from protocol.monitor import GroupView, LineView, PeerView, RoundView, View
 
 LEADER, CENTER = "QmaaaaaaLeader1", "QmaaaaaaCenter1"
@@ -25,8 +26,10 @@ def shown(trouble: str = "", **fields: Any) -> str:
         tokens=123456,
         tokens_per_second=2345.0,
         peers=[
-            PeerView(id=LEADER, role="volunteer", replica=LEADER, state="training", round=4, step=3, loss=5.1234),
-            PeerView(id=CENTER, role="datacenter", state="lost", why="it is silent\x1b[2J"),
+            PeerView(
+                id=LEADER, role="volunteer", replica=LEADER, state=PeerState.TRAINING, round=4, step=3, loss=5.1234
+            ),
+            PeerView(id=CENTER, role="datacenter", state=PeerState.LOST, why="it is silent\x1b[2J"),
         ],
         groups=[GroupView(replica=LEADER, slot=0, members=[LEADER, ""], broken="nobody is at stage 1")],
         history=[

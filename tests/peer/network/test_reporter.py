@@ -11,6 +11,7 @@ from peer.network.reporter import MOST_WAITING, Reporter
 from peer.telemetry.status import EventStream, Status
 from protocol.events.activity import (
     Contributed,
+    Credited,
     Evaluated,
     Finished,
     GroupBroken,
@@ -23,16 +24,7 @@ from protocol.events.activity import (
 )
 from protocol.events.decisions import EndedEarly, Left, WentOn
 from protocol.events.event import Event
-from protocol.monitor import (
-    BATCH_BYTES,
-    EndedShort,
-    LoggedEvent,
-    NotAwaited,
-    PeerDeparture,
-    RoundEnded,
-    StepReport,
-    unpack_report,
-)
+from protocol.events.peer_report import BATCH_BYTES, PeerReport, PeerState, ReportedStatus, unpack_report
 from tests.reference.admitted import contacts, identity
 from tests.reference.watched import MANIFEST, Watched
 
@@ -48,16 +40,16 @@ def done(round: int, pipeline: int = 0, outer: int = 0) -> RoundDone:
     return RoundDone(round, 2.0, 96, {"stage-0": 2}, {"stage-0": "ab"}, pipeline, outer)
 
 
-def batch_of(teller: Reporter) -> StepReport:
+def batch_of(teller: Reporter) -> PeerReport:
     """What it would send now."""
     took = list(teller.waiting)
     teller.waiting.clear()
     return unpack_report(teller._packed(took))
 
 
-def heard(watched: Watched) -> StepReport:
+def heard(watched: Watched) -> ReportedStatus:
     known = watched.monitor.fold.peers.get(PEER)
-    return known.batch if known else StepReport()
+    return known.status if known else ReportedStatus()
 
 
 def play(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,8 +82,7 @@ def test_a_node_hears_of_steps_and_of_what_happened(monkeypatch: pytest.MonkeyPa
             assert known.streams == 1
             await teller.close("quiet hours")
             await watched.until(lambda: known.streams == 0)
-            assert known.going is not None
-            assert (known.going.how, known.going.why, known.cut) == ("paused", "quiet hours", None)
+            assert (known.going, known.going_why, known.cut) == (PeerState.PAUSED, "quiet hours", None)
 
     play(scene, monkeypatch)
 
@@ -105,8 +96,7 @@ def test_who_is_told_to_pause_as_the_run_ends_has_gone(monkeypatch: pytest.Monke
             await teller.close("quiet hours")
             known = watched.monitor.fold.peers[PEER]
             await watched.until(lambda: known.streams == 0)
-            assert known.going is not None
-            assert (known.going.how, known.going.why) == ("gone", "the run is over")
+            assert (known.going, known.going_why) == (PeerState.GONE, "the run is over")
 
     play(scene, monkeypatch)
 
@@ -128,7 +118,7 @@ def test_a_node_that_comes_later_or_comes_back_is_told_what_waits(monkeypatch: p
 def test_a_peer_that_dies_leaves_a_broken_stream(monkeypatch: pytest.MonkeyPatch):
     async def scene(watched: Watched, teller: Reporter) -> None:
         async with watched.serving():
-            await watched.until(lambda: PEER in watched.monitor.fold.peers and heard(watched).seconds > 0)
+            await watched.until(lambda: PEER in watched.monitor.fold.peers and bool(heard(watched).version))
             assert len(teller._children) == 1
             teller._children.cancel()
             await watched.until(lambda: watched.monitor.fold.peers[PEER].cut is not None)
@@ -139,7 +129,7 @@ def test_a_peer_that_dies_leaves_a_broken_stream(monkeypatch: pytest.MonkeyPatch
 def test_who_is_revoked_is_not_heard_any_longer(monkeypatch: pytest.MonkeyPatch):
     async def scene(watched: Watched, teller: Reporter) -> None:
         async with watched.serving():
-            await watched.until(lambda: heard(watched).seconds > 0)
+            await watched.until(lambda: bool(heard(watched).version))
             watched.objections[PEER] = "the operator has revoked you"
             tell(teller, StepDone(9, 0, 5.5, 96))
             await watched.until(lambda: watched.monitor.fold.peers[PEER].streams == 0)
@@ -153,7 +143,7 @@ def test_nothing_is_told_when_nothing_happened(monkeypatch: pytest.MonkeyPatch):
 
     async def scene(watched: Watched, teller: Reporter) -> None:
         async with watched.serving():
-            await watched.until(lambda: heard(watched).seconds > 0)
+            await watched.until(lambda: bool(heard(watched).version))
             first = heard(watched)
             tell(teller, Progress("fetching", 1, 2))
             for _ in range(5):
@@ -183,49 +173,38 @@ def test_the_node_is_told_what_the_peer_waits_for_while_it_does():
     tell(teller, Waiting("1 datacenter (0 of 1)", "the run begins when all 2 replicas are there", 1, 2))
     assert teller._changed
     told = batch_of(teller)
-    assert told.waits == "1 datacenter (0 of 1): the run begins when all 2 replicas are there"
-    assert told.happened == []
+    assert told.status.waits_for == "1 datacenter (0 of 1): the run begins when all 2 replicas are there"
+    assert not told.events
     tell(teller, Waiting("x" * 400))
-    assert batch_of(teller).waits == "x" * 300
+    assert batch_of(teller).status.waits_for == "x" * 300
     tell(teller, StepDone(1, 0, 5.0, 96))
-    assert batch_of(teller).waits == ""
+    assert batch_of(teller).status.waits_for == ""
 
 
-def test_bytes_of_a_round_are_those_since_the_last():
-    teller = Reporter(Status())
-    for number, total in ((1, 100), (2, 150)):
-        tell(teller, done(number, total, 2 * total))
-    ended = [each for each in batch_of(teller).happened if isinstance(each, RoundEnded)]
-    assert [(each.pipeline_bytes, each.outer_bytes) for each in ended] == [(100, 200), (50, 100)]
-
-
-def test_each_kind_of_event_is_told_so_that_a_node_reads_it():
+def test_each_reported_event_is_told_so_that_a_node_reads_it():
     teller = Reporter(Status())
     events = (
         GroupFormed("QmLeader", 0, ["QmLeader", "QmMember"]),
         GroupBroken("QmLeader", 1, 2, "peer QmMember does not answer"),
-        Contributed(1, 3),
+        Contributed(1, 3, ((0, 3),)),
         Evaluated(1, 5.0, 4.5),
-        Refused("QmMember", "it sent\x1b[2J what cannot be" + "x" * 1000),
+        WentOn(2, ["QmMember"], "it is late"),
+        EndedEarly(2, 1, "others wait"),
+        Left("", "stopped"),
+        done(1, 100, 200),
         Finished(3),
     )
-    for event in events:
+    for event in (*events, Credited(1, 5, ["QmMember"]), StepDone(1, 0, 5.0, 1), Progress("fetching", 1, 2)):
         tell(teller, event)
-    kinds = [each.kind for each in batch_of(teller).happened]
-    assert kinds == ["group", "broken", "contributed", "loss", "noted", "noted"]
+    assert [event for _, event in batch_of(teller).events] == list(events)
 
 
-def test_decisions_are_told_with_their_reasons():
+def test_what_others_said_is_cut_and_moves_no_terminals_cursor():
     teller = Reporter(Status())
-    for each in (WentOn(2, ["QmMember"], "it is late"), EndedEarly(2, 1, "others wait"), Left("", "stopped")):
-        tell(teller, each)
-    went_on, ended, left = batch_of(teller).happened
-    assert isinstance(went_on, NotAwaited)
-    assert (went_on.round, went_on.peers, went_on.why) == (2, ["QmMember"], "it is late")
-    assert isinstance(ended, EndedShort)
-    assert (ended.round, ended.steps, ended.why) == (2, 1, "others wait")
-    assert isinstance(left, PeerDeparture)
-    assert (left.how, left.why) == ("leaving", "stopped")
+    tell(teller, Refused("QmMember", "it sent\x1b[2J what cannot be" + "x" * 1000))
+    ((_, refused),) = batch_of(teller).events
+    assert isinstance(refused, Refused)
+    assert (len(refused.reason), refused.reason[:12]) == (300, "it sent�[2J ")
 
 
 def test_what_is_no_number_is_not_told_and_harms_nobody():
@@ -233,7 +212,9 @@ def test_what_is_no_number_is_not_told_and_harms_nobody():
     tell(teller, StepDone(1, 0, math.nan, 96))
     tell(teller, Evaluated(1, math.inf, math.nan))
     batch = batch_of(teller)
-    assert (batch.loss, batch.happened, batch.left_out) == (None, [], 1)
+    assert (batch.status.loss, batch.status.tokens, batch.events, batch.left_out) == (None, 96, [], 1)
+    tell(teller, StepDone(1, 1, 1e9, 96))
+    assert (batch_of(teller).status.loss, batch_of(teller).status.tokens) == (None, 192)
 
 
 def test_what_cannot_be_told_is_forgotten_the_oldest_first():
@@ -242,8 +223,7 @@ def test_what_cannot_be_told_is_forgotten_the_oldest_first():
         tell(teller, Refused("Qm", f"number {number}"))
     assert len(teller.waiting) == MOST_WAITING
     assert teller.left_out == 9 * MOST_WAITING
-    assert isinstance(teller.waiting[-1][1], LoggedEvent)
-    assert f"number {10 * MOST_WAITING - 1}" in teller.waiting[-1][1].words
+    assert teller.waiting[-1][1] == Refused("Qm", f"number {10 * MOST_WAITING - 1}")
 
 
 def test_a_batch_is_never_longer_than_a_node_takes():

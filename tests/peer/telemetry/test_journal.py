@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from peer.telemetry.journal import EVENTS_FILE, MOST_TEXT_CHARACTERS, Journal, JournalEntry, LogLines, read_journal
+from peer.telemetry.journal import EVENTS_FILE, Journal, JournalEntry, LogLines, read_journal
 from peer.telemetry.status import EventStream, Status
 from protocol.events.activity import (
     Evaluated,
@@ -22,6 +22,7 @@ from protocol.events.activity import (
 )
 from protocol.events.decisions import Avoided, NotCounted
 from protocol.events.event import Event
+from protocol.events.fields import MOST_TEXT
 
 ROOT = Path(__file__).parents[3]
 DONE = RoundDone(3, 2.0, 1024, {"embedding": 2}, {"embedding": "ab"}, 0, 0)
@@ -95,7 +96,7 @@ def test_half_a_line_and_kinds_of_a_later_version_are_passed_over(tmp_path: Path
 
 def test_long_words_of_others_are_cut(tmp_path: Path):
     (found,) = kept(tmp_path, Avoided("QmB", 10.0, "x" * 10_000))
-    assert len(found.event.reason) == MOST_TEXT_CHARACTERS
+    assert len(found.event.reason) == MOST_TEXT
 
 
 def test_a_folder_that_cannot_be_written_is_told_once_and_stops_nobody(tmp_path: Path):
