@@ -8,7 +8,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from bootstrap.monitor.peers import AWAY_STATES, Peer, group_views, is_over, silent, silent_leader, stages_short
+from bootstrap.monitor.peers import AWAY_STATES, Peer, group_views, is_over, present, silent, silent_leader
 from bootstrap.monitor.rounds import JUDGE_SECONDS, MOST_CLAIMS, Round, outer_ratio, pipeline_ratio, recalled
 from bootstrap.monitor.run_state import LastState, RunStatus, has_replica, lost_state, run_state
 from protocol.events.activity import Contributed, Evaluated, GroupBroken, GroupFormed, RoundDone
@@ -22,6 +22,7 @@ from protocol.monitor import MOST_LINES, LineView, RoundView, View
 from protocol.net.allowances import RateLimit
 from protocol.outer.whereabouts import common_round
 from protocol.patience import AT_WORK_SECONDS
+from protocol.staffing import stages_short
 from protocol.trust.records import PeerRecord
 
 MOST_PEERS = 2048
@@ -306,6 +307,7 @@ class Fold:
         peers = sorted(
             (view for _, view in shown), key=lambda viewed: (viewed.role != "volunteer", viewed.slot, viewed.stage)
         )
+        short = stages_short(present(self.peers.values()), self.manifest.replicas.stages)
         counting = (view.tokens_per_second for peer, view in shown if peer.counts_tokens)
         manifest = self.manifest
         return View(
@@ -322,7 +324,7 @@ class Fold:
             tokens_per_second=sum(counting),
             peers=peers,
             groups=group_views(self.peers, manifest.replicas.stages, self._compression, now, self.state.state),
-            short="" if self.state.state == "finished" else stages_short(self.peers.values(), manifest.replicas.stages),
+            short="" if self.state.state == "finished" else short,
             history=[entry.view() for _, entry in sorted(self.rounds.items())],
             log=list(self.log),
             state=self.state.state,

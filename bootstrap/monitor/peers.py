@@ -1,6 +1,5 @@
 """The knowledge of one peer: its signed record, its last report, and the state that follows from both. Pure."""
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 
@@ -13,8 +12,7 @@ from protocol.patience import (
     LOST_PEER_SECONDS,
     SILENT_LEADER_SECONDS,
 )
-from protocol.trust.records import PeerRecord
-from protocol.wording import numbers_named, so_many
+from protocol.trust.records import PeerRecord, Peers
 
 RATE_SECONDS = 20.0
 """The seconds for which a peer's rates are shown when nothing more is heard of it."""
@@ -188,6 +186,11 @@ class Peer:
         return PeerView(**shown)
 
 
+def present(peers: Iterable[Peer]) -> Peers:
+    """The records of the peers that are not away."""
+    return tuple(peer.record for peer in peers if peer.record is not None and peer.state not in AWAY_STATES)
+
+
 def is_over(peers: Iterable[Peer], rounds: int, now: float) -> bool:
     """Whether the run of so many `rounds` is over: this node has watched a training peer finish the last round, and
     nobody is at work who has worked in the run and not finished it. So a claim to have finished does not end a run in
@@ -253,21 +256,6 @@ def group_views(
         ),
         key=lambda group: (group.slot, group.replica),
     )
-
-
-def stages_short(peers: Iterable[Peer], stages: int) -> str:
-    """Say at which of the `stages` volunteers are lacking for another group; empty: all stages have as many."""
-    records = (peer.record for peer in peers if peer.record is not None and peer.state not in AWAY_STATES)
-    counts = Counter(record.stage for record in records if record.role == "volunteer")
-    fewest = min(counts[stage] for stage in range(stages))
-    short = [stage for stage in range(stages) if counts[stage] == fewest]
-    if len(short) == stages:
-        return ""
-    have = so_many(fewest, "volunteer")
-    if len(short) == 1:
-        return f"stage {short[0]} is short: it has {have}, each other stage more; one more there makes another group"
-    lacking = f"stages {numbers_named(short)} are short: they have {have} each, the others more"
-    return f"{lacking}; one more at each makes another group"
 
 
 def _slow(peers: Mapping[PeerId, Peer], seats: list[str]) -> str:

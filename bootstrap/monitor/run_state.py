@@ -1,17 +1,17 @@
 """The state of a whole run: it gathers its peers, trains, stands still for want of something, or is finished. Pure: the
 clock is an argument."""
 
-from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from statistics import median_low
 from typing import Literal
 
-from bootstrap.monitor.peers import AWAY_STATES, Peer
+from bootstrap.monitor.peers import Peer, present
 from bootstrap.monitor.rounds import PACE_ROUNDS_KEPT, Round
 from protocol.identity import stage_part
 from protocol.manifest import Manifest
 from protocol.monitor import GroupView, RunState
+from protocol.staffing import missing_peers
 from protocol.trust.records import lost_states
 from protocol.wording import LOST, parts_named, state_after
 
@@ -47,30 +47,10 @@ HOLDING: dict[LastState, str] = {
 """The same in words, of a run that is finished."""
 
 
-def missing_peers(manifest: Manifest, peers: Iterable[Peer]) -> str:
-    """Say which peers are missing for all replicas of the run, and how many there are of how many; empty: none."""
-    present: Counter[tuple[str, int]] = Counter(
-        (peer.record.role, peer.record.stage if peer.record.role == "volunteer" else 0)
-        for peer in peers
-        if peer.record is not None and peer.state not in AWAY_STATES
-    )
-    replicas, words = manifest.replicas, []
-    places = [("datacenter", 0, "", replicas.datacenters)]
-    places += [("volunteer", stage, f" of stage {stage}", replicas.groups) for stage in range(replicas.stages)]
-    for role, stage, where, needed in places:
-        count = present[role, stage]
-        if count < needed:
-            several = "s" if needed - count > 1 else ""
-            words.append(f"{needed - count} {role}{several}{where} ({count} of {needed})")
-    return ", ".join(words)
-
-
 def has_replica(peers: Iterable[Peer], groups: Iterable[GroupView]) -> bool:
     """Whether any replica is complete: a datacenter, or a group with a member at each stage that is not broken."""
-    centers = (
-        peer.record is not None and peer.record.role == "datacenter" for peer in peers if peer.state not in AWAY_STATES
-    )
-    return any(centers) or any(not group.broken and all(group.members) for group in groups)
+    has_datacenter = any(record.role == "datacenter" for record in present(peers))
+    return has_datacenter or any(not group.broken and all(group.members) for group in groups)
 
 
 def usual_seconds(rounds: Iterable[Round]) -> float | None:
@@ -82,15 +62,14 @@ def usual_seconds(rounds: Iterable[Round]) -> float | None:
 def lost_state(manifest: Manifest, peers: Iterable[Peer]) -> str:
     """The state of a stage that somebody serves and nobody who is here holds any more, in words; empty: there is none
     such."""
-    records = [peer.record for peer in peers if peer.record is not None and peer.state not in AWAY_STATES]
-    last, stages = lost_states(records, manifest.replicas.stages)
+    last, stages = lost_states(present(peers), manifest.replicas.stages)
     return f"waits for {state_after(last, parts_named(map(stage_part, stages)))}: {LOST}" if stages else ""
 
 
 def waits_for(manifest: Manifest, peers: Iterable[Peer]) -> str:
     """Say what an incomplete run waits for; empty where everybody is there."""
-    who = missing_peers(manifest, peers)
-    return f"waits for {who}" if who else ""
+    missing = missing_peers(present(peers), manifest.replicas)
+    return f"waits for {', '.join(missing)}" if missing else ""
 
 
 def run_state(

@@ -5,12 +5,12 @@ wait lasts, from its beginning. Pure."""
 from collections.abc import Collection, Iterable
 
 from peer.swarm.roles import free_volunteers, looking, replicas
-from peer.swarm.surplus import stage_in_need
 from protocol.events.activity import Waiting
 from protocol.identity import Part, PeerId, stage_part
 from protocol.manifest import Manifest
 from protocol.outer.phases import RunView, lacking_parts, target
 from protocol.outer.window import SKEW
+from protocol.staffing import missing_peers, stage_in_need, volunteers_by_stage
 from protocol.trust.records import PeerRecord, Peers, lost_states
 from protocol.wording import LOST, lasting, parts_named, so_many, state_after, tails
 
@@ -21,14 +21,8 @@ MOST_NAMED = 8
 def for_the_beginning(peers: Peers, manifest: Manifest) -> Waiting:
     """The wait of a peer for the run to begin: until all replicas of the manifest have formed, or `run.gather` seconds
     after the first has. It names what is missing: "1 datacenter (0 of 1) and 1 volunteer of stage 1 (1 of 2)"."""
-    planned, counts = manifest.replicas, _volunteers(peers, manifest)
-    datacenters = sum(peer.role == "datacenter" for peer in peers)
-    lacks = [
-        _lack(planned.datacenters, datacenters, "datacenter"),
-        *(_lack(planned.groups, count, "volunteer", f" of stage {stage}") for stage, count in counts.items()),
-    ]
-    formed = len(replicas(peers))
-    what = " and ".join(filter(None, lacks)) or f"the other replicas to form ({formed} of {planned.total})"
+    planned, formed = manifest.replicas, len(replicas(peers))
+    what = " and ".join(missing_peers(peers, planned)) or f"the other replicas to form ({formed} of {planned.total})"
     if planned.total == 1:
         return Waiting(what, "the run begins when its replica is there", formed, 1)
     ends = f"all {planned.total} replicas are there, or {lasting(manifest.run.gather)} after the first is"
@@ -51,7 +45,7 @@ def for_a_seat(peers: Peers, me: PeerRecord, manifest: Manifest, begun: bool) ->
         return spare
     if not begun:
         return for_the_beginning(peers, manifest)
-    nobody = [stage for stage, count in _volunteers(peers, manifest).items() if not count]
+    nobody = [stage for stage, count in volunteers_by_stage(peers, manifest.replicas.stages).items() if not count]
     if nobody:
         return _for_stages(peers, manifest, nobody, me.round)
     before = me.stage - 1
@@ -193,21 +187,10 @@ def for_the_node_to_take(most_seconds: float) -> Waiting:
     return Waiting("the operator's node to take the run's last state", "it says that it has it", 0, 1, most_seconds)
 
 
-def _volunteers(peers: Peers, manifest: Manifest) -> dict[int, int]:
-    """The number of volunteers by stage."""
-    serve = [peer.stage for peer in peers if peer.role == "volunteer"]
-    return {stage: serve.count(stage) for stage in range(manifest.replicas.stages)}
-
-
-def _lack(planned: int, there: int, what: str, where: str = "") -> str:
-    """The words for replicas or volunteers that are missing: "1 volunteer of stage 1 (1 of 2)"; empty: none is."""
-    return f"{so_many(planned - there, what)}{where} ({there} of {planned})" if there < planned else ""
-
-
 def _for_stages(peers: Peers, manifest: Manifest, missing: Collection[int], round: int) -> Waiting:
     """The wait for a volunteer of each `missing` stage: of a group, or of volunteers that could form one. Free
     volunteers that have not come to `round`, or near it, are counted as behind."""
-    counts, stages = _volunteers(peers, manifest), manifest.replicas.stages
+    counts, stages = volunteers_by_stage(peers, manifest.replicas.stages), manifest.replicas.stages
     needs = []
     for stage in sorted(missing):
         free = free_volunteers(peers, stage)
@@ -227,7 +210,7 @@ def _as_spare(peers: Peers, me: PeerRecord, manifest: Manifest, begun: bool) -> 
     """The wait of a volunteer without a group, `me`, as a spare; None: it is not a spare. It is one if others have all
     seats of its stage, or if the run has `begun` and another stage is short of volunteers. A stage has as many seats as
     groups can form, by the run's plan and by the volunteers of the scarcest other stage."""
-    counts, groups = _volunteers(peers, manifest), manifest.replicas.groups
+    counts, groups = volunteers_by_stage(peers, manifest.replicas.stages), manifest.replicas.groups
     others = {stage: count for stage, count in counts.items() if stage != me.stage}
     scarce = min(others, key=lambda stage: others[stage]) if others else me.stage
     seats = min(groups, counts[scarce])

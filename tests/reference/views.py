@@ -40,7 +40,8 @@ def view(round: int = 13, lost: bool = False, why: str = "", states: dict[str, P
     peers.append(
         PeerView(
             id=peer_id(50), role="volunteer", stage=1, state=PeerState.WAITING,
-            why="a standby: all groups have a stage 1", round=round, joined=BEGAN + 900, heard=now - 2, address="84.112.6.30:7701", relayed=True, credit=380_000,
+            why="a standby: all groups have a stage 1", round=round, joined=BEGAN + 900, heard=now - 2,
+            address="84.112.6.30:7701", relayed=True, credit=380_000,
         )
     )  # fmt: skip
     peers.append(

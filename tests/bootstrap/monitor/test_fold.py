@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bootstrap.monitor.fold import MOST_PEERS, MOST_ROUNDS, MOST_ROUNDS_AHEAD, Fold
-from bootstrap.monitor.peers import IDLE_SECONDS, Peer, stages_short
+from bootstrap.monitor.peers import IDLE_SECONDS
 from bootstrap.monitor.rounds import JUDGE_SECONDS
 from protocol.events.activity import Contributed, Evaluated, GroupBroken, GroupFormed, Refused, RoundDone
 from protocol.events.decisions import Left, WentOn
@@ -541,20 +541,3 @@ def test_the_stage_that_is_short_is_named_where_somebody_can_be_in_no_group_for_
     scene.says(PeerId("Another"), gone=True)
     scene.sync()
     assert scene.fold.view(scene.now).short == ""
-
-
-def test_of_several_stages_that_are_short_each_needs_one_more():
-    there = [(PeerId(f"Peer{number}"), stage) for number, stage in enumerate((0, 0, 1, 2, 2))]
-    peers = []
-    for name, stage in there:
-        record = PeerRecord(peer_id=name, address="192.0.2.1:1", role="volunteer", stage=stage, slot=0)
-        peers.append(Peer(name, joined=START, last_seen=START, record=record))
-    assert stages_short(peers, 4) == (
-        "stage 3 is short: it has 0 volunteers, each other stage more; one more there makes another group"
-    )
-    assert stages_short(peers, 3).startswith("stage 1 is short: it has 1 volunteer, ")
-    assert stages_short(peers[1:], 3) == (
-        "stages 0 and 1 are short: they have 1 volunteer each, the others more; one more at each makes another group"
-    )
-    assert stages_short(peers[1:4], 3) == ""
-    assert stages_short([], 3) == ""

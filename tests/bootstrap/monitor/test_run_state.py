@@ -10,11 +10,10 @@ from bootstrap.monitor.run_state import (
     STALLED_SECONDS,
     STALLED_TIMES,
     RunStatus,
-    missing_peers,
     run_state,
 )
 from protocol.events.activity import GroupBroken, GroupFormed
-from protocol.events.peer_report import PeerReport, ReportedStatus
+from protocol.events.peer_report import PeerReport, PeerState, ReportedStatus
 from protocol.identity import PeerId, RunId
 from protocol.outer.phases import RunPhase
 from protocol.patience import AT_WORK_SECONDS, SILENT_LEADER_SECONDS
@@ -32,7 +31,7 @@ NOW = 10_000.0
 def peer(name: str, role: str, stage: int = 0, gone: bool = False) -> Peer:
     record = PeerRecord(peer_id=PeerId(name), address="h:1", role=role, stage=stage, slot=0)  # type: ignore[arg-type]
     made = Peer(PeerId(name), joined=0.0, last_seen=NOW, record=record)
-    made.state = "gone" if gone else "waiting"
+    made.state = PeerState.GONE if gone else PeerState.WAITING
     return made
 
 
@@ -44,17 +43,6 @@ def found(
 
 def ended(number: int, began: float, end: float) -> Round:
     return Round(number, began, end, stepped={PeerId("A"): 1})
-
-
-def test_who_is_missing_is_said_with_how_many_there_are():
-    there = [peer("A", "volunteer"), peer("B", "volunteer", 1), peer("C", "volunteer"), peer("D", "observer")]
-    assert missing_peers(MANIFEST, there) == "1 datacenter (0 of 1), 1 volunteer of stage 1 (1 of 2)"
-    there += [peer("E", "volunteer", 1), peer("F", "datacenter", gone=True)]
-    assert missing_peers(MANIFEST, there) == "1 datacenter (0 of 1)"
-    assert missing_peers(MANIFEST, [*there, peer("G", "datacenter")]) == ""
-    assert missing_peers(MANIFEST, []) == "1 datacenter (0 of 1), 2 volunteers of stage 0 (0 of 2), " + (
-        "2 volunteers of stage 1 (0 of 2)"
-    )
 
 
 def test_a_run_gathers_until_the_first_inner_step():

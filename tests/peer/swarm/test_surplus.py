@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer.swarm.surplus import OVERDUE_MOVE_RATIO, SURPLUS_SECONDS, Watch, in_whole_groups, moves, stage_in_need
+from peer.swarm.surplus import OVERDUE_MOVE_RATIO, SURPLUS_SECONDS, Watch
 from protocol.identity import PeerId
+from protocol.staffing import in_whole_groups, moves, stage_in_need
 from protocol.trust.records import PeerRecord, Peers
 
 
