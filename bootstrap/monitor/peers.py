@@ -1,9 +1,10 @@
 """The knowledge of one peer: its signed record, its last report, and the state that follows from both. Pure."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from typing import Any
 
-from protocol.events.peer_report import PeerState, ReportedStatus
+from protocol.events.peer_report import STATUS_FIELDS, PeerState, ReportedStatus
 from protocol.identity import PeerId
 from protocol.monitor import GroupView, PeerView, RunState
 from protocol.patience import (
@@ -165,7 +166,7 @@ class Peer:
         record = self.record
         if record is None:
             return None
-        shown = asdict(self.status)
+        shown: dict[str, Any] = {name: getattr(self.status, name) for name in STATUS_FIELDS}
         if self.state in AWAY_STATES or now - self.last_seen > RATE_SECONDS:
             shown |= {"tokens_per_second": 0.0, "up": 0.0, "down": 0.0}
         shown |= {

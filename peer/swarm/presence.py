@@ -17,6 +17,7 @@ from peer.swarm.rounds.outer_round import OuterLoop
 from peer.swarm.rounds.parts import FollowedPart, FollowedParts
 from peer.swarm.rounds.round_policy import Pace
 from peer.swarm.run_end import ask_whether_over, keep_asking_the_node, reporting_a_long_wait, serve_the_end
+from peer.telemetry.sensors import device_readings
 from protocol.clock import monotonic
 from protocol.events.activity import Pulse
 from protocol.events.event import Listener
@@ -137,5 +138,6 @@ async def _keep_pulse(reconciler: Reconciler, emit: Listener) -> None:
     while True:
         lost = len(discovery.missed())
         peers = len(discovery.others()) + lost
-        emit(Pulse(up.frames_carried, up.bulk_carried, down.frames_carried, down.bulk_carried, peers, lost))
+        device = await asyncio.to_thread(device_readings)
+        emit(Pulse(up.frames_carried, up.bulk_carried, down.frames_carried, down.bulk_carried, peers, lost, device))
         await asyncio.sleep(PULSE_SECONDS)

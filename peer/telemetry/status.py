@@ -186,7 +186,7 @@ class Status(ReportedStatus):
                     seconds = max(now - self._pulsed, 1e-3)
                     self.up = (moved.frames_sent + moved.bulk_sent) / seconds
                     self.down = (moved.frames_received + moved.bulk_received) / seconds
-                self.sent = event.frames_sent + event.bulk_sent
+                self.sent, self.device = event.frames_sent + event.bulk_sent, event.device
                 self.peers, self.lost, self.pulse, self.moved, self._pulsed = event.peers, event.lost, event, moved, now
             case Paused(reason):
                 self.state, self.waiting, self.doing = PeerState.PAUSED, None, reason

@@ -1,11 +1,15 @@
 """The events of what a daemon does: screen, reports and the testnet read these, never log text. On standard output with
 `--json` each is one line: {"event": "RoundDone", …}. Pure."""
 
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
+from typing import ClassVar
 
-from protocol.events.event import PRIVATE, SHOWN, Event, Level, Sink, event
+from pydantic import ConfigDict
+
+from protocol.events.event import CHECKED, PRIVATE, SHOWN, Event, Level, Sink, event
 from protocol.events.fields import (
+    Celsius,
     ChunkSpans,
     Count,
     CountByPart,
@@ -13,6 +17,7 @@ from protocol.events.fields import (
     Loss,
     PeerName,
     PeerNames,
+    Percent,
     Seconds,
     ShortName,
     ShortText,
@@ -318,10 +323,24 @@ class Waiting(Event):
         )
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceReadings:
+    """The readings of the sensors of a peer's machine, in degrees Celsius and percent; None: not known. Each field is
+    sent, checked and part of the view without further code."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = CHECKED
+
+    temperature: Celsius | None = None
+    battery: Percent | None = None
+
+
+NO_READINGS = DeviceReadings()
+
+
 @event(level="debug", sinks=Sink(0))
 class Pulse(Event):
     """A report every few seconds: the bytes over this peer's line since it joined, of the pipeline's frames and of all
-    else that is large; how many other peers it knows, and how many of these do not answer."""
+    else that is large; how many other peers it knows, how many of these do not answer, and what its sensors show."""
 
     frames_sent: int
     bulk_sent: int
@@ -329,6 +348,7 @@ class Pulse(Event):
     bulk_received: int
     peers: int
     lost: int
+    device: DeviceReadings = NO_READINGS
 
     def since(self, before: "Pulse | None") -> "Pulse":
         """This pulse, with the bytes of the time since the one `before`; None: since the peer joined."""

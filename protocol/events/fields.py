@@ -34,6 +34,8 @@ Ratio = Annotated[FiniteFloat, Field(ge=-1e9, le=1e9)]
 PerSecond = Annotated[FiniteFloat, Field(ge=0, le=1e12)]
 """Tokens or bytes a second: nobody does more."""
 
+Celsius = Annotated[FiniteFloat, Field(ge=-100, le=200)]
+Percent = Annotated[int, Field(ge=0, le=100)]
 UnixTime = Annotated[FiniteFloat, Field(ge=0, le=2**33)]
 PeerNames = Annotated[list[PeerName], Field(max_length=MOST_LISTED)]
 PartNames = Annotated[list[ShortName], Field(max_length=MOST_LISTED)]

@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -26,6 +26,8 @@ def to_plain(value: Any, cut: bool = False) -> Any:
             return value if math.isfinite(value) else None
         case str():
             return value[:MOST_TEXT] if cut else value
+        case _ if is_dataclass(value):
+            return {part.name: to_plain(getattr(value, part.name), cut) for part in fields(value)}
         case dict():
             items = [*value.items()][: MOST_LISTED if cut else None]
             return {key: to_plain(element, cut) for key, element in items}
@@ -37,7 +39,8 @@ def to_plain(value: Any, cut: bool = False) -> Any:
 
 def row_of(event: Event, cut: bool = False) -> dict[str, Any]:
     """The name of an event, and its fields."""
-    return {"event": event.name} | {value.name: to_plain(getattr(event, value.name), cut) for value in fields(event)}
+    row: dict[str, Any] = {"event": event.name} | to_plain(event, cut)
+    return row
 
 
 def event_of(row: dict[str, Any], kind: type[Event] | None = None) -> Event:
@@ -53,7 +56,9 @@ def event_of(row: dict[str, Any], kind: type[Event] | None = None) -> Event:
 
 
 def _as_declared(hint: Any, value: Any) -> Any:
-    """A value of JSON as a field has it: JSON knows neither NaN nor tuples."""
+    """A value of JSON as a field has it: JSON knows neither NaN nor tuples nor classes."""
+    if isinstance(hint, type) and is_dataclass(hint):
+        return hint(**value)
     if hint is float and value is None:
         return math.nan
     if get_origin(hint) in (list, tuple):

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, StringConstraint
 from pydantic_core import to_json
 
 from protocol.errors import FormatError
+from protocol.events.activity import NO_READINGS, DeviceReadings
 from protocol.events.event import CHECKED, Event
 from protocol.events.fields import Count, Loss, PerSecond, ShortText, Whole
 from protocol.events.lines import reported_event, row_of, to_plain
@@ -82,6 +83,7 @@ class ReportedStatus:
     """d / k as the peer's group has chosen it; 0: the run's own."""
     credit: Count = 0
     """Tokens of work that receipts show."""
+    device: DeviceReadings = NO_READINGS
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +115,12 @@ _AGO: TypeAdapter[float] = TypeAdapter(
     Annotated[FiniteFloat, Field(ge=0, le=MOST_AGO_SECONDS)], config=ConfigDict(strict=True)
 )
 _STATUS = TypeAdapter(ReportedStatus)
-_STATUS_FIELDS = tuple(value.name for value in fields(ReportedStatus))
+STATUS_FIELDS = tuple(value.name for value in fields(ReportedStatus))
 
 
 def pack_report(report: PeerReport) -> bytes:
     """Encode a batch as it is sent. What is out of its bounds in the status is not told."""
-    status = {name: to_plain(getattr(report.status, name), cut=True) for name in _STATUS_FIELDS}
+    status = {name: to_plain(getattr(report.status, name), cut=True) for name in STATUS_FIELDS}
     try:
         _STATUS.validate_json(to_json(status))
     except ValidationError as error:

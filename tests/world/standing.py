@@ -21,9 +21,11 @@ import peer.network.copies
 import peer.swarm.work
 from peer.compute.trainer import StageTrainer
 from peer.network.reach.reach import MachineAddresses, Reach
+from peer.swarm import presence
 from peer.swarm.group import likenesses
 from protocol import clock
 from protocol.errors import ResourceError
+from protocol.events.activity import DeviceReadings
 from protocol.net import dht, gate, tls_probe
 from protocol.net.tls_probe import TlsProbe
 from tests.world.certificates import Calling, Shown, dynamic, serving
@@ -129,6 +131,7 @@ def standing(world: World) -> Iterator[None]:
         put(mock.patch.object(grpc, "ssl_server_certificate_configuration", Shown))
         put(mock.patch.object(dht, "start", world.directory.start))
         put(mock.patch.object(tls_probe, "probe", probe))
+        put(mock.patch.object(presence, "device_readings", DeviceReadings))
         put(mock.patch.object(peer.network.admission, "probe", probe))
         put(mock.patch.object(peer.network.copies, "probe", probe))
         put(mock.patch.object(gate, "bind", bind))

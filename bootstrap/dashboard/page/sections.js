@@ -35,6 +35,12 @@ function links(peer) {
   ];
 }
 
+function readings(device) {
+  const degrees = device.temperature !== null && `${whole(device.temperature)} °C`;
+  const charge = device.battery !== null && `battery ${device.battery} %`;
+  return [degrees, charge].filter(Boolean).join(" · ");
+}
+
 const reached = (peer) => (peer.relayed ? "relayed" : "direct");
 
 function card(peer, view) {
@@ -48,6 +54,7 @@ function card(peer, view) {
       : [
           make("p", { class: "speed" }, make("strong", {}, count(peer.tokens_per_second)), " tokens/s"),
           make("p", {}, step),
+          readings(peer.device) && make("p", {}, readings(peer.device)),
           make("p", { class: "links" }, links(peer), make("span", {}, reached(peer))),
         ],
   );

