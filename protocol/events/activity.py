@@ -24,7 +24,7 @@ from protocol.events.fields import (
     UnixTime,
     Whole,
 )
-from protocol.wording import size, so_many, tail, tails
+from protocol.wording import size, tail, tails
 
 
 @event(sinks=PRIVATE | Sink.TESTNET)
@@ -160,18 +160,13 @@ class RoundDone(Event):
         return f"Round {self.round} done in {self.seconds:.1f} s; contributions: {sets}; sent so far: {sent}"
 
 
-@event(sinks=SHOWN)
+@event("Held-out loss after round {round}: {loss:.3f} through the boundaries, {loss_plain:.3f} plain", sinks=SHOWN)
 class Evaluated(Event):
     """Held-out loss in nats per token after a round: through the boundaries, and plain."""
 
     round: Whole
     loss: Loss
     loss_plain: Loss
-
-    @property
-    def words(self) -> str:
-        losses = f"{self.loss:.3f} through the boundaries, {self.loss_plain:.3f} plain"
-        return f"Held-out loss after round {self.round}: {losses}"
 
 
 @event(level="warning", sinks=SHOWN)
@@ -202,18 +197,13 @@ class Contributed(Event):
     chunks: ChunkSpans = ()
 
 
-@event(sinks=PRIVATE)
+@event("Credit for round {round}: {tokens:,} tokens, signed by {signers:#peer}.", sinks=PRIVATE)
 class Credited(Event):
     """Others, `signers`, have signed what this peer did in a round, with all that such events of it before had."""
 
     round: int
     tokens: int
     signers: list[str]
-
-    @property
-    def words(self) -> str:
-        by = so_many(len(self.signers), "peer")
-        return f"Credit for round {self.round}: {self.tokens:,} tokens, signed by {by}."
 
 
 @event("Resumed after round {round}, from this peer's own folder.", sinks=SHOWN)
@@ -235,23 +225,23 @@ class PauseEnded(Event):
     """A paused peer goes on, from its folder."""
 
 
-@event("Handed over to peer {heir!t}: error feedback and optimizer.", sinks=SHOWN)
+@event(
+    "Handed over to peer {heir!t}: error feedback and optimizer.",
+    sinks=SHOWN,
+    cause="this peer leaves, and another of its stage takes its place",
+)
 class HandedOver(Event):
     """This peer leaves, and another of its stage has taken over its error feedback and the optimizer's state."""
 
     heir: PeerName
 
-    cause = "this peer leaves, and another of its stage takes its place"
 
-
-@event(sinks=SHOWN)
+@event(sinks=SHOWN, cause="a peer of this stage leaves")
 class Inherited(Event):
     """This peer has taken over the error feedback of one that leaves; and the optimizer's state, if `optimizer`."""
 
     giver: PeerName
     optimizer: bool
-
-    cause = "a peer of this stage leaves"
 
     @property
     def words(self) -> str:
@@ -278,7 +268,7 @@ class Refused(Event):
     reason: ShortText
 
 
-@event(sinks=PRIVATE)
+@event(sinks=PRIVATE, cause="{until}")
 class Waiting(Event):
     """This peer waits from now on for `what` it cannot do itself. `until`: what ends the wait, in words. So many are
     `here` of those `needed`; 0 and 0: they are not counted. It lasts `most_seconds`; None: as long as the swarm lacks
@@ -309,10 +299,6 @@ class Waiting(Event):
     @property
     def passing(self) -> str | None:
         return f"waits for {self.waits_for}" if self.brief else None
-
-    @property
-    def cause(self) -> str:
-        return self.until
 
     def goes_on(self, before: "Waiting | None") -> bool:
         """Whether it is the wait `before`, perhaps with other numbers: with the same end, or for the same."""
@@ -366,16 +352,12 @@ class Finished(Event):
     digests: DigestByPart = field(default_factory=dict)
 
 
-@event("hetpeer: {message}", level="error", sinks=SHOWN)
+@event("hetpeer: {message}", level="error", sinks=SHOWN, cause="{message}")
 class Failed(Event):
     """This process ends with an error."""
 
     message: ShortText
     exit_code: Whole
-
-    @property
-    def cause(self) -> str:
-        return self.message
 
 
 @event(sinks=PRIVATE)

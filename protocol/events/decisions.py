@@ -52,7 +52,11 @@ class Avoided(Event):
         return f"Peer {tail(self.peer)} is avoided {how_long}: {self.reason}"
 
 
-@event(sinks=SHOWN)
+@event(
+    "From round {round} on {steps:#inner step} a round: {cause}.",
+    cause="of the other replicas the slowest takes {ratio:.1f} times as long for a step",
+    sinks=SHOWN,
+)
 class GoalChanged(Event):
     """This peer's replica means to take so many inner steps in a round from now on: the slowest other replica takes
     `ratio` times as long for one."""
@@ -61,27 +65,14 @@ class GoalChanged(Event):
     steps: Whole
     ratio: Ratio
 
-    @property
-    def cause(self) -> str:
-        """The speed of the others, in words."""
-        return f"of the other replicas the slowest takes {self.ratio:.1f} times as long for a step"
 
-    @property
-    def words(self) -> str:
-        return f"From round {self.round} on {so_many(self.steps, 'inner step')} a round: {self.cause}."
-
-
-@event(level="warning", sinks=SHOWN)
+@event("Ended round {round} early, after {steps:#inner step}: {reason}.", level="warning", sinks=SHOWN)
 class EndedEarly(Event):
     """This peer's replica contributes fewer inner steps to a round than the run has."""
 
     round: Whole
     steps: Whole
     reason: ShortText
-
-    @property
-    def words(self) -> str:
-        return f"Ended round {self.round} early, after {so_many(self.steps, 'inner step')}: {self.reason}."
 
 
 @event("Waiting no longer in round {round} for {without!t}: {reason}.", level="warning")
@@ -93,7 +84,7 @@ class WentOn(Event):
     reason: ShortText
 
 
-@event(level="warning", sinks=SHOWN)
+@event("Nothing of this peer counts in round {round} ({parts!l}): {reason}.", level="warning", sinks=SHOWN)
 class NotCounted(Event):
     """This peer's contribution to these parts in a round, if there is one, does not count."""
 
@@ -101,21 +92,13 @@ class NotCounted(Event):
     parts: PartNames
     reason: ShortText
 
-    @property
-    def words(self) -> str:
-        return f"Nothing of this peer counts in round {self.round} ({', '.join(self.parts)}): {self.reason}."
 
-
-@event()
+@event("This peer's contribution to round {round} counts after all ({parts!l}).")
 class Counted(Event):
     """A contribution that did not count does count after all."""
 
     round: Whole
     parts: PartNames
-
-    @property
-    def words(self) -> str:
-        return f"This peer's contribution to round {self.round} counts after all ({', '.join(self.parts)})."
 
 
 @event("Caught up with the others: took from them what counted up to round {round}.")
@@ -215,7 +198,7 @@ class SpotChecked(Event):
         return f"Spot checks in round {self.round}: {done}"
 
 
-@event(sinks=SHOWN)
+@event(sinks=SHOWN, cause="{objection}")
 class Tried(Event):
     """An audit has looked at what a peer on trial contributed to a round: what it would have gained, in nats per token,
     and what is wrong with it; empty: nothing, and it may count from now on."""
@@ -230,10 +213,6 @@ class Tried(Event):
         verdict = f"not yet: {self.objection}" if self.objection else "they count from now on"
         would = f"round {self.round} would gain {self.gain:+.4f} nats"
         return f"Trial of peer {tail(self.peer)}'s contributions: {would}; {verdict}"
-
-    @property
-    def cause(self) -> str:
-        return self.objection
 
 
 @event("WARNING: peer {peer!t} is suspected: {reason}", level="warning", sinks=SHOWN)

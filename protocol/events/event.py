@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, TypeVar, dataclass_transform
 
 from pydantic import ConfigDict
 
-from protocol.wording import tail, tails
+from protocol.wording import size, so_many, tail, tails
 
 Level = Literal["debug", "info", "warning", "error"]
 """The importance of an event to whoever looks after a daemon. No log keeps `debug`."""
@@ -37,7 +37,8 @@ CHECKED = ConfigDict(strict=True, extra="ignore")
 
 class _Words(Formatter):
     """Formats the attributes of an event. `{peer!t}` is the tail of a peer id, or of several; `{reason!c}` begins with
-    a capital."""
+    a capital; `{parts!l}` is a list with commas; `{sent!b}` is a number of bytes; `{steps:#inner step}` is "1 inner
+    step" or "2 inner steps", and of a list says how many there are."""
 
     def get_value(self, key: int | str, args: Any, kwargs: Any) -> Any:
         return getattr(args[0], str(key))
@@ -48,8 +49,17 @@ class _Words(Formatter):
                 return tail(value) if isinstance(value, str) else tails(value)
             case "c":
                 return value[:1].upper() + value[1:]
+            case "l":
+                return ", ".join(value)
+            case "b":
+                return size(value)
             case _:
                 return super().convert_field(value, conversion)
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        if format_spec.startswith("#"):
+            return so_many(value if isinstance(value, int) else len(value), format_spec[1:])
+        return str(super().format_field(value, format_spec))
 
 
 _WORDS = _Words()
@@ -63,6 +73,7 @@ class Event:
     sinks: ClassVar[Sink] = REPORTED
     _level: ClassVar[Level] = "info"
     _template: ClassVar[str | None] = None
+    _cause: ClassVar[str] = ""
 
     @property
     def name(self) -> str:
@@ -87,7 +98,7 @@ class Event:
     @property
     def cause(self) -> str:
         """The reason of the event, as far as its fields have it; empty if they have none."""
-        return str(getattr(self, "reason", ""))
+        return _WORDS.format(self._cause, self) if self._cause else str(getattr(self, "reason", ""))
 
 
 Listener = Callable[[Event], None]
@@ -100,13 +111,14 @@ EventClass = TypeVar("EventClass", bound=Event)
 
 @dataclass_transform(frozen_default=True)
 def event(
-    words: str | None = None, level: Level = "info", sinks: Sink = REPORTED
+    words: str | None = None, level: Level = "info", sinks: Sink = REPORTED, cause: str = ""
 ) -> Callable[[type[EventClass]], type[EventClass]]:
     """Make a class of events: frozen, of this level and these sinks, and known by its name. `words`: the line worth
-    keeping, with fields in braces; None: the class has a property for it, or there is none."""
+    keeping, with fields in braces; None: the class has a property for it, or there is none. `cause`: the reason,
+    likewise; empty: the field `reason`, if there is one."""
 
     def register(declared: type[EventClass]) -> type[EventClass]:
-        declared._template, declared._level, declared.sinks = words, level, sinks
+        declared._template, declared._cause, declared._level, declared.sinks = words, cause, level, sinks
         kind = dataclass(frozen=True, slots=True)(declared)
         EVENT_TYPES.setdefault(kind.__dict__.get("name", kind.__name__), kind)
         return kind

@@ -23,7 +23,7 @@ class Dismissed(Event):
         return f"Dismissed peer {tail(self.peer)} from this group{when}: {self.reason}"
 
 
-@event("Stage {stage} goes from peer {member!t} to peer {peer!t}: {cause}.", sinks=SHOWN)
+@event("Stage {stage} goes from peer {member!t} to peer {peer!t}: {cause}.", sinks=SHOWN, cause=LIKE_SPEED)
 class MemberChanged(Event):
     """The member behind this peer changes from `member` to `peer` between two rounds: with members of like speed
     together, the groups are quicker."""
@@ -32,11 +32,6 @@ class MemberChanged(Event):
     peer: PeerName
     stage: Whole
     round: Whole
-
-    @property
-    def cause(self) -> str:
-        """The gain that is expected of the change."""
-        return LIKE_SPEED
 
 
 NOBODY_FREE = "no other volunteer of its stage is free"
@@ -101,25 +96,16 @@ class MemberReplaced(Event):
         return f"stage {self.stage} (peer {tail(self.peer)}) {slow}: another volunteer of its stage is tried"
 
 
-@event("Out of the group of {replica!t}, and free for another: {cause}.")
+@event("Out of the group of {replica!t}, and free for another: {cause}.", cause=LIKE_SPEED)
 class Released(Event):
     """This peer has left its group between two rounds, and is free for one that it suits better."""
 
     replica: PeerName
 
-    @property
-    def cause(self) -> str:
-        """The gain that is expected of the choice."""
-        return LIKE_SPEED
 
-
-@event("{why!c}.", sinks=SHOWN)
+@event("{why!c}.", sinks=SHOWN, cause="{why}")
 class CompressionChosen(Event):
     """This peer is the first stage of a group that chooses its own k: d / `compression` from now on, and why."""
 
     compression: Whole
     why: ShortText
-
-    @property
-    def cause(self) -> str:
-        return self.why

@@ -14,7 +14,7 @@ HEADINGS = re.findall(r"^### +`+ ?(.+?) ?`+ *$", prose(ROOT / "docs/troubleshoot
 LEAST_LETTERS = 10
 """That a message has of its own, beside what is formatted into it."""
 
-TEMPLATE = re.compile(r"\{\w+(![tc])?\}")
+TEMPLATE = re.compile(r"\{\w+(![a-z])?(:[^}]*)?\}")
 """A field in the words of an event (`protocol/events/event.py`)."""
 
 NOT_SAID = ("help", "description", "metavar", "epilog")
