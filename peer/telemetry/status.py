@@ -25,6 +25,7 @@ from protocol.events.activity import (
     Pulse,
     Resumed,
     RoundDone,
+    Serving,
     StepDone,
     Waiting,
 )
@@ -72,6 +73,7 @@ class Status(ReportedStatus):
     replica: str = ""
     members: list[str] = field(default_factory=list)
     last_step: StepDone | None = None
+    last_round: RoundDone | None = None
     step_seconds: float | None = None
     """The seconds from the end of the step before to that of the last one; None where a round's end or a lost step lies
     between."""
@@ -128,6 +130,8 @@ class Status(ReportedStatus):
                 self.joins, self.joined = self.joins + 1, now if self.joined is None else self.joined
                 self.last_step, self.tokens, self.compression = None, 0, 0
                 self.pulse, self._stepped = None, None
+            case Serving():
+                self.doing = "serving"
             case OnlyHolder(what):
                 self.only_holder_of = what
             case Placed(_, rounds, inner_steps):
@@ -170,6 +174,8 @@ class Status(ReportedStatus):
                 if self.waiting is not None and self.waiting.round:
                     self.waiting = None
                 self._rest(f"it goes on after round {round}")
+                if isinstance(event, RoundDone):
+                    self.last_round = event
             case Evaluated(_, loss, plain):
                 self.held_out = loss, plain
             case Credited(round, tokens):

@@ -20,14 +20,10 @@ from protocol.clock import monotonic
 from protocol.events.activity import (
     Failed,
     Finished,
-    GroupFormed,
     Injected,
     Joined,
-    Paused,
     Progress,
-    RoundDone,
     Serving,
-    StepDone,
     Waiting,
 )
 from protocol.events.event import Event, Sink
@@ -157,62 +153,41 @@ class PeerScreen:
 
 @dataclass(slots=True)
 class ProcessRow:
-    """One process of a testnet, as the table shows it."""
+    """One process of a testnet, as the table shows it: its status, and the fault that was done to it last."""
 
     name: str
-    doing: str = "starting"
-    replica: str = ""
-    place: str = ""
-    loss: str = ""
-    pipeline: int = 0
-    outer: int = 0
-    tokens: int = 0
-    began: float = 0.0
-    step: tuple[int, int] = (1, 0)
-    """The round, and how many of its inner steps are done."""
+    status: Status = field(default_factory=Status)
+    fault: str = ""
 
     def take(self, event: Event, now: float) -> None:
-        """Follow what the process says. A killed one may be heard for a moment yet."""
-        match event:
-            case Injected(_, _, "started again"):
-                self.doing = "started again"
-            case _ if self.doing == "killed":
-                pass
-            case Progress(doing):
-                self.doing = doing
-            case Waiting():
-                self.doing = f"waits for {event.waits_for}"
-            case Serving():
-                self.doing = "serving"
-            case Paused():
-                self.doing = "paused"
-            case Joined(peer_id, role):
-                self.doing = "joined"
-                self.replica = peer_id[-6:] if role == "datacenter" else ""
-            case GroupFormed(replica):
-                self.doing, self.replica = "in a group", replica[-6:]
-            case StepDone(round, step, loss, tokens):
-                self.doing, self.place, self.step = "training", f"{round}.{step + 1}", (round, step + 1)
-                self.began = self.began or now
-                self.tokens += tokens
-                self.loss = f"{loss:.3f}" if loss is not None else self.loss
-            case RoundDone():
-                self.doing, self.pipeline, self.outer = "round done", event.pipeline_sent, event.outer_sent
-            case Finished():
-                self.doing = "finished"
-            case Failed(message):
-                self.doing = message
-            case Injected(_, _, action) if action != "not applied":
-                self.doing = action
-            case _:
-                pass
+        """Follow the events of the process. A killed one may be heard for a moment yet."""
+        if isinstance(event, Injected):
+            self.fault = self.fault if event.action == "not applied" else event.action
+        elif self.fault != "killed":
+            self.fault = ""
+            self.status.take(event, now)
 
-    def cells(self, now: float) -> tuple[str, ...]:
+    @property
+    def doing(self) -> str:
+        """The work of the process, in words."""
+        waits_for, doing = self.status.waits_for, self.status.doing
+        return self.fault or (f"waits for {waits_for}" if waits_for else doing or self.status.state)
+
+    @property
+    def step(self) -> tuple[int, int]:
+        """The round, and how many of its inner steps are done."""
+        last = self.status.last_step
+        return (last.round, last.step + 1) if last is not None else (1, 0)
+
+    def cells(self) -> tuple[str, ...]:
         """The table's columns."""
-        seconds = now - self.began
-        rate = f"{self.tokens / seconds:,.0f}" if self.began and seconds > 1 else ""
-        sent = (size(self.pipeline) if self.pipeline else "", size(self.outer) if self.outer else "")
-        return (self.name, self.replica, self.doing, self.place, self.loss, rate, *sent)
+        status, ended = self.status, self.status.last_round
+        replica = status.peer_id if status.role == "datacenter" else status.replica
+        place = "{}.{}".format(*self.step) if status.last_step is not None else ""
+        loss = f"{status.loss:.3f}" if status.loss is not None else ""
+        rate = f"{status.tokens_per_second:,.0f}" if status.tokens_per_second else ""
+        sent = (size(ended.pipeline_sent), size(ended.outer_sent)) if ended is not None else ("", "")
+        return (self.name, replica[-6:], self.doing, place, loss, rate, *sent)
 
 
 COLUMNS = ("process", "replica", "doing", "round.step", "train loss", "tokens/s", "pipeline", "outer")
@@ -276,7 +251,7 @@ class TestnetScreen:
         """The table, the loss, the bar."""
         table = Table(*COLUMNS, box=None, pad_edge=False, header_style="bold")
         for row in self.rows.values():
-            table.add_row(*(Text(cell) for cell in row.cells(monotonic())))
+            table.add_row(*(Text(cell) for cell in row.cells()))
         losses = [point.loss for point in self.report.losses()]
         latest = f"  held-out loss {sparkline(losses)}  {losses[0]:.3f} → {losses[-1]:.3f}" if losses else ""
         return Group(table, Text(latest), self.bar or Text(""))

@@ -121,16 +121,11 @@ def test_a_row_follows_its_process():
     row = ProcessRow("volunteer 1, stage 1")
     for second, event in enumerate(EVENTS[:5]):
         row.take(event, now=100.0 + second)
-    assert row.cells(now=105.0) == (
-        "volunteer 1, stage 1",
-        "leader",
-        "round done",
-        "1.1",
-        "7.500",
-        "512",
-        "12.3 kB",
-        "678 B",
-    )
+    doing = "it goes on after round 1"
+    assert row.cells() == ("volunteer 1, stage 1", "leader", doing, "1.1", "7.500", "", "12.3 kB", "678 B")
+    row.take(StepDone(2, 0, 7.0, 1024), now=106.0)
+    row.take(StepDone(2, 1, 7.0, 1024), now=108.0)
+    assert row.cells()[2:6] == ("training", "2.2", "7.000", "512")
 
 
 def test_progress_counts_inner_steps_of_all_rounds_where_the_swarm_is_furthest():
