@@ -182,21 +182,10 @@ class Monitor:
             self.write(*self._to_keep())
 
     def _to_keep(self) -> tuple[bool, KeptMonitor]:
-        view, changed = self.view(), self._unkept
+        shown, changed, fold = dict(self.view()), self._unkept, self.fold
         self._unkept = False
-        tokens = self.fold.tokens
-        return changed, KeptMonitor(
-            run_id=view.run_id,
-            started=view.started,
-            tokens=tokens,
-            history=view.history,
-            log=view.log,
-            over=self.fold.over,
-            state=self.fold.state.state,
-            state_why=self.fold.state.why,
-            state_since=self.fold.state.since,
-            firsts={str(peer): first for peer, first in self.fold.firsts.items()},
-        )
+        kept = shown | {"tokens": fold.tokens, "over": fold.over, "firsts": {**fold.firsts}}
+        return changed, KeptMonitor.model_validate(kept)
 
     def write(self, changed: bool, kept: KeptMonitor) -> None:
         """Put it into the folder. A full disk loses it: the node goes on, which then has worse to tell."""
