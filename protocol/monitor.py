@@ -6,7 +6,8 @@ from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from protocol.events.peer_report import PeerState, ReportedStatus
+from protocol.events.event import PeerState
+from protocol.events.peer_report import ReportedStatus
 
 MOST_LINES = 200
 """The lines of the log that a view has, the newest."""

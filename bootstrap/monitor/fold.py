@@ -13,9 +13,9 @@ from bootstrap.monitor.rounds import JUDGE_SECONDS, MOST_CLAIMS, Round, outer_ra
 from bootstrap.monitor.run_state import LastState, RunStatus, has_replica, lost_state, run_state
 from protocol.events.activity import Contributed, Evaluated, GroupBroken, GroupFormed, RoundDone
 from protocol.events.decisions import EndedEarly, Left, WentOn
-from protocol.events.event import Event
+from protocol.events.event import Event, PeerState
 from protocol.events.fields import MOST_TEXT
-from protocol.events.peer_report import PeerReport, PeerState
+from protocol.events.peer_report import PeerReport
 from protocol.identity import PeerId, RunId
 from protocol.manifest import Manifest
 from protocol.monitor import MOST_LINES, LineView, RoundView, View

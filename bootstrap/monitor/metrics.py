@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from protocol.events.peer_report import PeerState
+from protocol.events.event import PeerState
 from protocol.monitor import PeerRole, PeerView, RoundView, RunState, View
 
 

@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from protocol.events.peer_report import STATUS_FIELDS, PeerState, ReportedStatus
+from protocol.events.event import PeerState
+from protocol.events.peer_report import STATUS_FIELDS, ReportedStatus
 from protocol.identity import PeerId
 from protocol.monitor import GroupView, PeerView, RunState
 from protocol.patience import (

@@ -21,14 +21,13 @@ from peer.telemetry.status import Status
 from protocol.clock import monotonic
 from protocol.errors import HetpeerError
 from protocol.events.activity import Progress, Pulse, RoundDone
-from protocol.events.event import Event, Sink
+from protocol.events.event import Event, PeerState, Sink
 from protocol.events.lines import reported_event, row_of
 from protocol.events.peer_report import (
     BATCH_BYTES,
     EVENTS_REPORTED,
     MOST_AGO_SECONDS,
     PeerReport,
-    PeerState,
     ReportedStatus,
     pack_report,
 )

@@ -14,9 +14,8 @@ from protocol.addresses import join_address, read_place
 from protocol.errors import FormatError, ResourceError, UserError
 from protocol.events.activity import Evaluated, GroupBroken, Joined, Pulse, Refused, RoundDone, StepDone
 from protocol.events.decisions import Avoided, NotCounted, Resynchronised
-from protocol.events.event import Event
+from protocol.events.event import Event, PeerState
 from protocol.events.group_decisions import MemberReplaced
-from protocol.events.peer_report import PeerState
 
 STEP_SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250)
 ROUND_SECONDS = (1, 5, 15, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200)

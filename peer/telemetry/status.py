@@ -14,13 +14,11 @@ from protocol.events.activity import (
     Contributed,
     Credited,
     Evaluated,
-    Failed,
     Finished,
     GroupBroken,
     GroupFormed,
     Joined,
     Paused,
-    PauseEnded,
     Progress,
     Pulse,
     Resumed,
@@ -29,10 +27,10 @@ from protocol.events.activity import (
     StepDone,
     Waiting,
 )
-from protocol.events.decisions import CaughtUp, EndedEarly, GoalChanged, Left, OnlyHolder, Placed, Recalled
-from protocol.events.event import Event, Listener
-from protocol.events.group_decisions import CompressionChosen, MemberRecovered, Released, SlowMember
-from protocol.events.peer_report import PeerState, ReportedStatus
+from protocol.events.decisions import CaughtUp, EndedEarly, GoalChanged, OnlyHolder, Recalled
+from protocol.events.event import Event, Listener, PeerState
+from protocol.events.group_decisions import MemberRecovered, Released, SlowMember
+from protocol.events.peer_report import ReportedStatus
 
 RATE_STEPS = 32
 """The number of inner steps from which the tokens a second are computed."""
@@ -101,6 +99,10 @@ class Status(ReportedStatus):
     def take(self, event: Event, now: float) -> None:
         """Follow an event of the peer's that comes `now`."""
         self.heard = now
+        for name in event.kept:
+            setattr(self, name, getattr(event, name))
+        if event.state is not None:
+            self.state, self.waiting, self.doing = event.state, None, event.cause
         self._follow(event, now)
         self.waits_for = self.waiting.waits_for if self.waiting is not None else ""
         self.tokens_per_second = self._rate() if self.state is PeerState.TRAINING else 0.0
@@ -118,15 +120,7 @@ class Status(ReportedStatus):
                 self.waits_since = self.waits_since if event.goes_on(self.waiting) else now
                 self.waiting = event
                 self._rest("")
-            case Joined(peer_id, role, stage, slot):
-                self.waiting, self.doing = None, ""
-                self.peer_id, self.role, self.stage, self.slot, self.state = (
-                    peer_id,
-                    role,
-                    stage,
-                    slot,
-                    PeerState.WAITING,
-                )
+            case Joined():
                 self.joins, self.joined = self.joins + 1, now if self.joined is None else self.joined
                 self.last_step, self.tokens, self.compression = None, 0, 0
                 self.pulse, self._stepped = None, None
@@ -134,8 +128,6 @@ class Status(ReportedStatus):
                 self.doing = "serving"
             case OnlyHolder(what):
                 self.only_holder_of = what
-            case Placed(_, rounds, inner_steps):
-                self.rounds, self.inner_steps = rounds, inner_steps
             case GoalChanged(_, inner_steps):
                 self.inner_steps = inner_steps
             case Progress(doing, done, total):
@@ -146,8 +138,8 @@ class Status(ReportedStatus):
                 self.slow = event.finding
             case MemberRecovered():
                 self.slow = ""
-            case GroupFormed(replica, _, members):
-                self.replica, self.members, self.waiting, self.slow = replica, list(members), None, ""
+            case GroupFormed():
+                self.waiting, self.slow = None, ""
                 self._rest("it begins the inner loop")
             case GroupBroken() | Released():
                 self.replica, self.members, self.waiting, self.slow = "", [], None, ""
@@ -155,13 +147,7 @@ class Status(ReportedStatus):
             case StepDone(round, step, loss, tokens):
                 follows = self._stepped is not None and (self.round, self.step) == (round, step)
                 self.step_seconds = now - self._stepped if self._stepped is not None and follows else None
-                self.state, self.waiting, self.doing, self.round, self.step = (
-                    PeerState.TRAINING,
-                    None,
-                    "",
-                    round,
-                    step + 1,
-                )
+                self.round, self.step = round, step + 1
                 self.last_step, self.loss, self._stepped = event, self.loss if loss is None else loss, now
                 self.tokens += tokens
                 self._steps.append((now, tokens))
@@ -184,27 +170,18 @@ class Status(ReportedStatus):
             case Recalled(_, older, recent):
                 self._credited = {0: older} | dict(recent)
                 self.credit = sum(self._credited.values())
-            case CompressionChosen(compression):
-                self.compression = compression
             case Pulse():
                 moved = event.since(self.pulse)
                 if self.pulse is not None:
                     seconds = max(now - self._pulsed, 1e-3)
                     self.up = (moved.frames_sent + moved.bulk_sent) / seconds
                     self.down = (moved.frames_received + moved.bulk_received) / seconds
-                self.sent, self.device = event.frames_sent + event.bulk_sent, event.device
-                self.peers, self.lost, self.pulse, self.moved, self._pulsed = event.peers, event.lost, event, moved, now
-            case Paused(reason):
-                self.state, self.waiting, self.doing = PeerState.PAUSED, None, reason
+                self.sent = event.frames_sent + event.bulk_sent
+                self.pulse, self.moved, self._pulsed = event, moved, now
+            case Paused():
                 self.replica, self.members, self.slow, self.up, self.down = "", [], "", 0.0, 0.0
-            case PauseEnded():
-                self.state, self.doing = PeerState.STARTING, ""
-            case Left():
-                self.state, self.waiting, self.doing = PeerState.LEAVING, None, "it ends the inner step"
             case Finished():
-                self.state, self.waiting, self.doing, self.over = PeerState.FINISHED, None, "", True
-            case Failed(message):
-                self.state, self.waiting, self.doing = PeerState.FAILED, None, message
+                self.over = True
             case _:
                 pass
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from pydantic import ConfigDict
 
-from protocol.events.event import CHECKED, PRIVATE, SHOWN, Event, Level, Sink, event
+from protocol.events.event import CHECKED, PRIVATE, SHOWN, Event, Level, PeerState, Sink, event
 from protocol.events.fields import (
     Celsius,
     ChunkSpans,
@@ -74,7 +74,7 @@ class Warned(Progress):
     level = "warning"
 
 
-@event(sinks=SHOWN)
+@event(sinks=SHOWN, state=PeerState.WAITING, kept=("peer_id", "role", "stage", "slot"))
 class Joined(Event):
     """This peer has a place in the run."""
 
@@ -109,7 +109,7 @@ class Reached(Event):
         return f"Others reach this peer by {len(self.relays)} relay(s): {tails(self.relays)}"
 
 
-@event(sinks=SHOWN)
+@event(sinks=SHOWN, kept=("replica", "members"))
 class GroupFormed(Event):
     """This peer is a member of a complete replica."""
 
@@ -124,7 +124,7 @@ class GroupFormed(Event):
         return f"In the group of {tail(self.replica)}, {len(self.members)} stages: {tails(self.members)}{why}"
 
 
-@event(level="debug", sinks=Sink.TERMINAL)
+@event(level="debug", sinks=Sink.TERMINAL, state=PeerState.TRAINING)
 class StepDone(Event):
     """One inner step. `loss` is the mean over the replica's microbatches, where this peer knows it."""
 
@@ -213,14 +213,14 @@ class Resumed(Event):
     round: Whole
 
 
-@event("Paused {reason}.", sinks=SHOWN)
+@event("Paused {reason}.", sinks=SHOWN, state=PeerState.PAUSED)
 class Paused(Event):
     """This peer has left its group and the swarm, and computes and serves nothing."""
 
     reason: ShortText
 
 
-@event("The pause is over: going on.", sinks=SHOWN)
+@event("The pause is over: going on.", sinks=SHOWN, state=PeerState.STARTING)
 class PauseEnded(Event):
     """A paused peer goes on, from its folder."""
 
@@ -323,7 +323,7 @@ class DeviceReadings:
 NO_READINGS = DeviceReadings()
 
 
-@event(level="debug", sinks=Sink(0))
+@event(level="debug", sinks=Sink(0), kept=("peers", "lost", "device"))
 class Pulse(Event):
     """A report every few seconds: the bytes over this peer's line since it joined, of the pipeline's frames and of all
     else that is large; how many other peers it knows, how many of these do not answer, and what its sensors show."""
@@ -344,7 +344,7 @@ class Pulse(Event):
         return replace(self, **{name: max(0, getattr(self, name) - getattr(before, name)) for name in names})
 
 
-@event("Finished: {rounds} rounds.")
+@event("Finished: {rounds} rounds.", state=PeerState.FINISHED)
 class Finished(Event):
     """The run is over for this peer, and `digests` are those of the final state (part → hex)."""
 
@@ -352,7 +352,7 @@ class Finished(Event):
     digests: DigestByPart = field(default_factory=dict)
 
 
-@event("hetpeer: {message}", level="error", sinks=SHOWN, cause="{message}")
+@event("hetpeer: {message}", level="error", sinks=SHOWN, cause="{message}", state=PeerState.FAILED)
 class Failed(Event):
     """This process ends with an error."""
 

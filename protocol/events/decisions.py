@@ -1,6 +1,6 @@
 """The events of what a peer decided, judged or waits for, and why: most of them for people who ask afterwards. Pure."""
 
-from protocol.events.event import PRIVATE, SHOWN, Event, Level, event
+from protocol.events.event import PRIVATE, SHOWN, Event, Level, PeerState, event
 from protocol.events.fields import (
     Nats,
     NatsByPeer,
@@ -16,7 +16,7 @@ from protocol.events.fields import (
 from protocol.wording import so_many, tail
 
 
-@event("Why here: {reason}.")
+@event("Why here: {reason}.", kept=("rounds", "inner_steps"))
 class Placed(Event):
     """This peer's slot in a run of so many rounds of so many inner steps, and why it has that one."""
 
@@ -26,7 +26,7 @@ class Placed(Event):
     reason: ShortText
 
 
-@event()
+@event(state=PeerState.LEAVING)
 class Left(Event):
     """This peer goes in order; `replica`: whose group it was in, or empty."""
 

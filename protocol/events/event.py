@@ -3,7 +3,7 @@ and where it goes. Pure."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Flag, auto
+from enum import Flag, StrEnum, auto
 from string import Formatter
 from typing import Any, ClassVar, Literal, TypeVar, dataclass_transform
 
@@ -13,6 +13,24 @@ from protocol.wording import size, so_many, tail, tails
 
 Level = Literal["debug", "info", "warning", "error"]
 """The importance of an event to whoever looks after a daemon. No log keeps `debug`."""
+
+
+class PeerState(StrEnum):
+    """The states of a peer: as it knows itself, and as the operator's node judges it."""
+
+    STARTING = "starting"
+    WAITING = "waiting"
+    TRAINING = "training"
+    CATCHING_UP = "catching up"
+    ON_TRIAL = "on trial"
+    PAUSED = "paused"
+    LEAVING = "leaving"
+    FINISHED = "finished"
+    FAILED = "failed"
+    GONE = "gone"
+    """The peer has said goodbye."""
+    LOST = "lost"
+    """The peer has been silent for too long."""
 
 
 class Sink(Flag):
@@ -74,6 +92,8 @@ class Event:
     _level: ClassVar[Level] = "info"
     _template: ClassVar[str | None] = None
     _cause: ClassVar[str] = ""
+    state: ClassVar[PeerState | None] = None
+    kept: ClassVar[tuple[str, ...]] = ()
 
     @property
     def name(self) -> str:
@@ -111,14 +131,21 @@ EventClass = TypeVar("EventClass", bound=Event)
 
 @dataclass_transform(frozen_default=True)
 def event(
-    words: str | None = None, level: Level = "info", sinks: Sink = REPORTED, cause: str = ""
+    words: str | None = None,
+    level: Level = "info",
+    sinks: Sink = REPORTED,
+    cause: str = "",
+    state: PeerState | None = None,
+    kept: tuple[str, ...] = (),
 ) -> Callable[[type[EventClass]], type[EventClass]]:
     """Make a class of events: frozen, of this level and these sinks, and known by its name. `words`: the line worth
     keeping, with fields in braces; None: the class has a property for it, or there is none. `cause`: the reason,
-    likewise; empty: the field `reason`, if there is one."""
+    likewise; empty: the field `reason`, if there is one. `state`: the peer's from then on; it then waits for nothing.
+    `kept`: the fields whose values the peer's status takes over."""
 
     def register(declared: type[EventClass]) -> type[EventClass]:
         declared._template, declared._cause, declared._level, declared.sinks = words, cause, level, sinks
+        declared.state, declared.kept = state, kept
         kind = dataclass(frozen=True, slots=True)(declared)
         EVENT_TYPES.setdefault(kind.__dict__.get("name", kind.__name__), kind)
         return kind

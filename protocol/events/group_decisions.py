@@ -103,7 +103,7 @@ class Released(Event):
     replica: PeerName
 
 
-@event("{why!c}.", sinks=SHOWN, cause="{why}")
+@event("{why!c}.", sinks=SHOWN, cause="{why}", kept=("compression",))
 class CompressionChosen(Event):
     """This peer is the first stage of a group that chooses its own k: d / `compression` from now on, and why."""
 

@@ -8,7 +8,6 @@ clock: `ago` is seconds before it was sent. A node skips fields and events of a 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, StringConstraints, TypeAdapter, ValidationError
@@ -16,7 +15,7 @@ from pydantic_core import to_json
 
 from protocol.errors import FormatError
 from protocol.events.activity import NO_READINGS, DeviceReadings
-from protocol.events.event import CHECKED, Event
+from protocol.events.event import CHECKED, Event, PeerState
 from protocol.events.fields import Count, Loss, PerSecond, ShortText, Whole
 from protocol.events.lines import reported_event, row_of, to_plain
 from protocol.wording import printable
@@ -31,24 +30,6 @@ EVENTS_REPORTED = 64
 
 MOST_AGO_SECONDS = 3600.0
 """The largest `ago`: an event that is older is reported as of an hour ago."""
-
-
-class PeerState(StrEnum):
-    """The states of a peer: as it knows itself, and as the operator's node judges it."""
-
-    STARTING = "starting"
-    WAITING = "waiting"
-    TRAINING = "training"
-    CATCHING_UP = "catching up"
-    ON_TRIAL = "on trial"
-    PAUSED = "paused"
-    LEAVING = "leaving"
-    FINISHED = "finished"
-    FAILED = "failed"
-    GONE = "gone"
-    """The peer has said goodbye."""
-    LOST = "lost"
-    """The peer has been silent for too long."""
 
 
 @dataclass(slots=True, kw_only=True)

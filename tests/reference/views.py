@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 
-from protocol.events.peer_report import PeerState
+from protocol.events.event import PeerState
 from protocol.monitor import GroupView, LineView, PeerView, RoundView, View
 
 STAGES, GROUPS, ROUNDS, STEPS = 4, 3, 24, 30

@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from protocol.events.activity import Joined, Serving, StepDone
-from protocol.events.peer_report import PeerState
+from protocol.events.event import PeerState
 from tests.reference.browser import CHROMIUM, LACKING, chromium, opened
 from tests.reference.dashboard import dashboard_of
 from tests.reference.processes import TEXT, Peer

@@ -19,8 +19,8 @@ from protocol.events.activity import (
     RoundDone,
 )
 from protocol.events.decisions import Left, WentOn
-from protocol.events.event import Event
-from protocol.events.peer_report import PeerReport, PeerState, ReportedStatus, pack_report, unpack_report
+from protocol.events.event import Event, PeerState
+from protocol.events.peer_report import PeerReport, ReportedStatus, pack_report, unpack_report
 from protocol.identity import PeerId, RunId
 from protocol.monitor import MOST_LINES, PeerView
 from protocol.patience import CUT_STREAM_SECONDS, LOST_PEER_SECONDS

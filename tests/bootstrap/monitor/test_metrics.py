@@ -3,7 +3,7 @@
 from prometheus_client.parser import text_string_to_metric_families
 
 from bootstrap.monitor.metrics import render
-from protocol.events.peer_report import PeerState
+from protocol.events.event import PeerState
 from protocol.monitor import GroupView, PeerView, RoundView, View
 
 NOW = 1000.0

@@ -13,7 +13,8 @@ from bootstrap.monitor.run_state import (
     run_state,
 )
 from protocol.events.activity import GroupBroken, GroupFormed
-from protocol.events.peer_report import PeerReport, PeerState, ReportedStatus
+from protocol.events.event import PeerState
+from protocol.events.peer_report import PeerReport, ReportedStatus
 from protocol.identity import PeerId, RunId
 from protocol.outer.phases import RunPhase
 from protocol.patience import AT_WORK_SECONDS, SILENT_LEADER_SECONDS

@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Console
 
 from peer.cli.status import run_tables
-from protocol.events.peer_report import PeerState
+from protocol.events.event import PeerState
 from protocol.monitor import GroupView, LineView, PeerView, RoundView, View
 
 LEADER, CENTER = "QmaaaaaaLeader1", "QmaaaaaaCenter1"

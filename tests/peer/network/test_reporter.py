@@ -23,8 +23,8 @@ from protocol.events.activity import (
     Waiting,
 )
 from protocol.events.decisions import EndedEarly, Left, WentOn
-from protocol.events.event import Event
-from protocol.events.peer_report import BATCH_BYTES, PeerReport, PeerState, ReportedStatus, unpack_report
+from protocol.events.event import Event, PeerState
+from protocol.events.peer_report import BATCH_BYTES, PeerReport, ReportedStatus, unpack_report
 from tests.reference.admitted import contacts, identity
 from tests.reference.watched import MANIFEST, Watched
 

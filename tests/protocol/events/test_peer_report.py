@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from protocol.errors import FormatError
 from protocol.events.activity import Contributed, Refused, RoundDone
+from protocol.events.event import PeerState
 from protocol.events.peer_report import (
     BATCH_BYTES,
     EVENTS_REPORTED,
     PeerReport,
-    PeerState,
     ReportedStatus,
     pack_report,
     unpack_report,
