@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 from peer.compute.calibration import rounded_speed
 from peer.compute.fitting import microbatches_that_fit
@@ -280,22 +281,24 @@ class StageRound:
             LostMemberError: the group `is_lost`, and its first stage has not contributed: another group may need this
                 peer for that.
         """
-        outer = self.outer
-
-        def is_broken() -> bool:
-            if not is_lost():
-                return False
-            if EMBEDDING in outer.followed.parts:
-                return first not in outer.followed.parts[EMBEDDING].ledger.accepted.get(outer.clock, {})
-            record = outer.discovery.records.get(first)  # an uncompressed group's later stages follow nothing of its
-            return record is None or record.contributed < outer.clock
-
+        outer, is_given_up = self.outer, partial(self._is_given_up, first, is_lost)
         while outer.clock <= round and not outer.finished:
             if outer.over or outer.leaving:
                 raise LeavingError("this peer leaves")
-            if is_broken():
+            if is_given_up():
                 raise LostMemberError(f"its group is broken, and has not contributed to round {outer.clock}")
-            await self.finish(is_broken)
+            await self.finish(is_given_up)
+
+    def _is_given_up(self, first: PeerId, is_lost: Callable[[], bool]) -> bool:
+        """Whether a group is lost, and its first stage has not contributed to the round in hand. The later stages of an
+        uncompressed group follow no part that the first one contributes to: they go by its record."""
+        if not is_lost():
+            return False
+        outer = self.outer
+        if EMBEDDING in outer.followed.parts:
+            return first not in outer.followed.parts[EMBEDDING].ledger.accepted.get(outer.clock, {})
+        record = outer.discovery.records.get(first)
+        return record is None or record.contributed < outer.clock
 
     async def contribute(self) -> None:
         """Contribute what there is, without waiting for anybody."""
