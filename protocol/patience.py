@@ -70,6 +70,9 @@ first."""
 LONG_WAIT_SECONDS = 3.0
 """The seconds after which a wait for a neighbour's answer is emitted as an event."""
 
+LONG_STEP_SECONDS = 10.0
+"""The seconds after which it is said whom a step in flight waits for."""
+
 STEP_PATIENCE = 20.0
 """The longest step, in usual steps: a volunteer at a tenth of the others' speed, who has just taken a quick one's seat
 or begun something else on its machine, takes ten, and its link may be busy. Missing heartbeats tell of worse."""

@@ -191,6 +191,7 @@ class Fold:
             self.log.append(LineView(at=at, kind=event.name, words=words, peer=peer.id, round=number))
 
     def _take_round_end(self, peer: Peer, event: RoundDone, entry: Round | None, at: float) -> None:
+        """Count what a peer has sent since its last round, and its tokens, in the round that it has finished."""
         before, peer.sent_before = peer.sent_before, (event.pipeline_sent, event.outer_sent)
         if entry is None or peer.id in entry.done:
             return

@@ -68,7 +68,7 @@ carry, or raises RefusedError."""
 
 
 def welcome_nobody(neighbour: PeerId, replica: ReplicaId) -> Link:
-    """CallHandler no call.
+    """Refuse every call.
 
     Raises:
         RefusedError: always.

@@ -111,7 +111,7 @@ class Learner:
         are asked for what it does not show."""
         unresponsive, taking, keys_left = self.intake.fetcher.wanted.unresponsive, Taking(), keys
         try:
-            while keys_left and (keys_asked := await self._places(peer.peer_id, keys_left, taking)):
+            while keys_left and (keys_asked := await self._take_places(peer.peer_id, keys_left, taking)):
                 shown = await self._request(peer, part, keys_asked)
                 keys_left = keys_left[len(keys_asked) :]
                 taking |= self._begin(shown.values(), peer)
@@ -127,9 +127,9 @@ class Learner:
             self._ask_others(peer.peer_id, part, keys_left)
         return taking
 
-    async def _places(self, peer: PeerId, keys: list[bytes], taking: Taking) -> list[bytes]:
-        """Select the keys whose entries have places now, waiting until entries that came before have left some. Returns
-        none if nothing under way holds a place."""
+    async def _take_places(self, peer: PeerId, keys: list[bytes], taking: Taking) -> list[bytes]:
+        """Take places for the entries of as many keys as there are, waiting until entries that came before have left
+        some. Returns these keys; none if nothing under way holds a place."""
         while not (free := self.entries.free(peer)):
             if not (waited := {task for task in taking if not task.done()}):
                 return []

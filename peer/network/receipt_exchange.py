@@ -197,7 +197,8 @@ class ReceiptCollector:
         return self.seen.work[round][neighbour].microbatches
 
     def _lacking(self) -> list[PeerRound]:
-        """Neighbours that have not signed yet what this peer has seen of them: both see the same."""
+        """The neighbours, each with a round, that have signed for fewer microbatches than this peer has counted, and
+        have not been asked too often."""
         seen = [(neighbour, round) for round, tallies in self.seen.work.items() for neighbour in tallies]
         self.tries = Counter({key: count for key, count in self.tries.items() if key[1] in self.seen.work})
         return [

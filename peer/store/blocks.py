@@ -118,7 +118,7 @@ class BlockStore:
         self._soon = set(numbers)
         for number, task in self._brought.items():
             if number not in self._soon:
-                task.cancel()  # which what is here does not heed
+                task.cancel()  # no matter where it is done
         for number in numbers:
             self._wanted(number)
 

@@ -17,7 +17,8 @@ class LayerCosts:
     """The cost of a layer for one token: `attention`, multiplications beside those of its matrices; and fp32 values,
     those `kept` for the backward pass, and those that pass `forward` and `backward`.
 
-    `cut_kept` is `kept` as `balance = "memory"` counts it: all peers cut alike, so it never changes.
+    `cut_kept` is `kept` as `balance = "memory"` counts it. It is frozen: another number would move the borders of
+    stages.
     """
 
     attention: int

@@ -163,7 +163,7 @@ def pack_start(step: int, group_digest: str) -> pb.Frame:
 
 def unpack_start(message: pb.Frame, least: int, goal: int) -> tuple[int, str]:
     """Check a start, and return its inner step (from 0) and the group digest. `least`: the number of steps that this
-    stage, or one behind it, has taken already.
+    stage, or one behind it, has taken already; it may be more than the `goal`, where the group's first stage is new.
 
     Raises:
         FormatError: it is no start, its step is taken already or is beyond the `goal`, or its digest is malformed.

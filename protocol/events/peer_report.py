@@ -23,10 +23,10 @@ from protocol.wording import printable
 REPORT_VERSION = 1
 
 BATCH_BYTES = 64 * 1024
-"""The size of a batch."""
+"""The size of a batch, at most."""
 
 EVENTS_REPORTED = 64
-"""The events in one batch. A peer that has more says how many it left out."""
+"""The events in one batch, at most. A peer that has more says how many it left out."""
 
 MOST_AGO_SECONDS = 3600.0
 """The largest `ago`: an event that is older is reported as of an hour ago."""

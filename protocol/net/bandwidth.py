@@ -144,7 +144,8 @@ class Direction:
             self._look_again()
 
     def begin_steps(self) -> None:
-        """Inner steps run from now on."""
+        """Note that inner steps run from now on: bulk goes beside them at the rate at which it came to be sent since
+        they last began, over `SPREAD_TIME`."""
         if not self.stepping:
             now = _now()
             if self._began:

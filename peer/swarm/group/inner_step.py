@@ -145,8 +145,8 @@ class Carried:
 
 @dataclass(frozen=True, slots=True)
 class StepTaken:
-    """The outcome of an inner step. `sums` are of this stage and of those behind it. It took `seconds` from this
-    stage's first pass until all of its gradients were in. `last`: the round's inner loop ends with it. `speed`: tokens
+    """The outcome of an inner step. `sums` are of this stage and of those behind it. It took `seconds` from its
+    beginning until all of this stage's gradients were in. `last`: the round's inner loop ends with it. `speed`: tokens
     a second that this stage's own passes made. `waited_before` and `waited_behind`: seconds for which this stage had
     nothing to do and waited for the stage before it, and for the one behind it."""
 

@@ -105,15 +105,15 @@ class LaterStage(StageRunner):
         if outer.clock > offer.round:
             return StateEnd(GroupEvent.LACKING, AnswerFrame(outer.clock))
         if stage_round.round != offer.round or offer.embedding_digest not in ("", stage_round.embedding_digest):
-            await self._start_over(offer.embedding_digest)
+            await self._prepare_state(offer.embedding_digest)
         await stage_round.load(offer.round, offer.step, offer.compression, offer.goal)
         if offer.embedding_digest not in ("", stage_round.embedding_digest):
             return StateEnd(GroupEvent.LACKING, AnswerFrame(offer.round, 0, stage_round.embedding_digest))
         return StateEnd(GroupEvent.LOADED, offer)
 
-    async def _start_over(self, embedding_digest: str) -> None:
-        """Load this round anew, with the token embedding that the group has. The steps that this stage has done from
-        another embedding are contributed first."""
+    async def _prepare_state(self, embedding_digest: str) -> None:
+        """Get ready to load another round, or this one from the token embedding that the group has: contribute the
+        steps that this stage has done, and take what it lacks of that embedding."""
         await self.stage_round.contribute()
         if embedding_digest not in ("", self.outer.followed.digests.get(EMBEDDING)):
             await self.stage_round.compare_with(self.seats.require_upstream().peer)

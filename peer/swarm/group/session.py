@@ -8,6 +8,17 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from protocol.errors import HetpeerError
+from protocol.patience import (
+    AGREEMENT_TIMEOUT_SECONDS,
+    BEHIND_ROUNDS,
+    BEHIND_SECONDS,
+    FILL_SECONDS,
+    FURTHER_STAGE_SECONDS,
+    LONG_STEP_SECONDS,
+    LONG_WAIT_SECONDS,
+    SHORTEST_STEP_BOUND_SECONDS,
+    STEP_PATIENCE,
+)
 
 
 class IllegalEventError(HetpeerError):
@@ -99,12 +110,14 @@ RULES: dict[GroupState, StateRule] = {
     ),
     S.SEATED: StateRule(
         ended_by="free volunteers of the stages behind, by taking their seats",
-        bound="20 s for each stage behind, if another volunteer of this stage is free; all follow the rounds meanwhile",
+        bound=f"{FILL_SECONDS:.0f} s for each stage behind, if another volunteer of this stage is free; all follow the "
+        "rounds meanwhile",
         shown="which stages have nobody",
     ),
     S.WHOLE: StateRule(
         ended_by="the stage before, by an offer; a first stage once the run has begun",
-        bound="two minutes, or 8 usual rounds, and 5 s for each stage before",
+        bound=f"{2 * BEHIND_SECONDS:.0f} s, or {2 * BEHIND_ROUNDS} usual rounds, and {FURTHER_STAGE_SECONDS:.0f} s for "
+        "each stage before",
         shown="whose offer it waits for",
     ),
     S.LOADING: StateRule(
@@ -114,8 +127,8 @@ RULES: dict[GroupState, StateRule] = {
     ),
     S.ASKING: StateRule(
         ended_by="the stage behind, by an answer",
-        bound="60 s, and 5 s for each stage behind",
-        shown="after 10 s, whose answer it waits for",
+        bound=f"{AGREEMENT_TIMEOUT_SECONDS:.0f} s, and {FURTHER_STAGE_SECONDS:.0f} s for each stage behind",
+        shown=f"after {LONG_WAIT_SECONDS:.0f} s, whose answer it waits for",
     ),
     S.COMPARING: StateRule(
         ended_by="the stage behind, by what it holds and this one does not",
@@ -124,13 +137,14 @@ RULES: dict[GroupState, StateRule] = {
     ),
     S.READY: StateRule(
         ended_by="the stage before, by a start; a first stage at once",
-        bound="60 s, and 5 s for each stage before",
-        shown="after 10 s, whose start it waits for",
+        bound=f"{AGREEMENT_TIMEOUT_SECONDS:.0f} s, and {FURTHER_STAGE_SECONDS:.0f} s for each stage before",
+        shown=f"after {LONG_WAIT_SECONDS:.0f} s, whose start it waits for",
     ),
     S.TRAINING: StateRule(
         ended_by="the first stage, which says in each inner step whether it is the last",
-        bound="the round's inner steps, each 20 times a usual one, and at least 20 s",
-        shown="each step; after 10 s, whose frames it waits for",
+        bound=f"the round's inner steps, each {STEP_PATIENCE:.0f} times a usual one, and at least "
+        f"{SHORTEST_STEP_BOUND_SECONDS:.0f} s",
+        shown=f"each step; after {LONG_STEP_SECONDS:.0f} s, whose frames it waits for",
     ),
     S.ENDING: StateRule(
         ended_by="the others, by their contributions",

@@ -73,8 +73,8 @@ class SlowMembers:
                 why = NOBODY_FREE if stage != me.stage else THIS_PEER
                 self.outer.emit(SlowMember(peer, stage, slow.seconds, slow.usual, slow.promised, why, slow.or_further))
 
-    def group_broken(self) -> None:
-        """The group is broken: who is slow in the next one is told again."""
+    def leave_group(self) -> None:
+        """Begin anew with the next group: who is slow in it is told again."""
         self.attempt = None
         self.reported.clear()
 

@@ -32,12 +32,10 @@ from protocol.events.decisions import EndedEarly
 from protocol.identity import EMBEDDING, PeerId
 from protocol.net.blobs import BlobService
 from protocol.outer.data_plan import Spans
+from protocol.patience import LONG_STEP_SECONDS
 
 STEP_POLL_SECONDS = 1.0
 """The interval at which a step, or the wait for a round's offer, is checked, in seconds."""
-
-LONG_STEP_SECONDS = 10.0
-"""A step that has lasted so long is worth a word about whom it waits for."""
 
 
 class LeavingError(LostMemberError):
@@ -91,6 +89,8 @@ class StageRound:
     """The things that the last inner step has left to the next."""
     speed: float = 0.0
     """Tokens a second that this stage's own passes made in the last step; 0: none since the loop began."""
+    in_step: bool = False
+    """Whether an inner step is in flight."""
     bytes_sent: int = 0
     """Over all links, until the last inner loop ended."""
     pace: StepPace = field(default_factory=StepPace)
@@ -114,7 +114,7 @@ class StageRound:
 
     def forget(self) -> None:
         """Load the round anew, when the group begins it again."""
-        self.round = 0
+        self.round = self.steps = self.own_steps = 0
 
     @property
     def embedding_digest(self) -> str:
@@ -177,8 +177,10 @@ class StageRound:
         await self.handover.accept_handover()
         self.outer.reconciler.contacts.bandwidth.begin_steps()
         inner_step = InnerStep(loop.pipeline, self.carried, self.round, self.steps, source)
+        self.in_step = True
         with self._watched(inner_step, overdue):
             outcome = await inner_step.take()
+        self.in_step = False
         self.carried, self.speed, seconds = outcome.carried, outcome.speed, self.pace.seconds[-1]
         waited = min(seconds, outcome.waited_before), min(seconds, outcome.waited_behind)
         self.outer.emit(StepDone(self.round, self.steps, outcome.sums.loss, self.outer.manifest.tokens_per_step))
@@ -230,6 +232,7 @@ class StageRound:
     def close_loop(self) -> None:
         """End the inner loop, if one is open: every frame has arrived, or no step would have ended."""
         self.outer.reconciler.contacts.bandwidth.end_steps()
+        self.in_step = False
         if self.inner_loop is not None:
             self.bytes_sent += sum(link.take_bytes_sent() for link in self.inner_loop.pipeline.links)
             if self.speed:
@@ -353,7 +356,7 @@ class RoundText:
 
     def ends(self) -> bool:
         """Tell whether the inner loop ends now: after as many steps as the group means to take, or earlier where one
-        more would be too late for the others, or where all others have finished."""
+        more would be too late for the others, where all others have finished, or where this peer is to leave."""
         outer = self.stage_round.outer
         steps = self.stage_round.steps + 1
         return (

@@ -114,9 +114,9 @@ class StageRunner(ABC):
         """Train in one group after another, until the run is over or this peer leaves."""
         await self._resume()
         self.seats.open_for_calls()
-        end = StateEnd(GroupEvent.ROUND_OVER)
+        brought: Any = None
         while self.session.state is not GroupState.LEFT:
-            end = await self.advance(end.brought)
+            brought = (await self.advance(brought)).brought
 
     async def advance(self, brought: Any) -> StateEnd:
         """Do the work of the session's state, and the act that follows. Returns the event between them, and what it
@@ -261,8 +261,8 @@ class StageRunner(ABC):
         """Take inner steps until the round's end.
 
         Raises:
-            LostMemberError, BreachError: a neighbour is gone, or broke the protocol, or is slow while another
-                volunteer of its stage is free.
+            LostMemberError, BreachError: a neighbour is gone, broke the protocol, holds a step up for longer than any,
+                or is slow while another volunteer of its stage is free.
         """
         stage_round, loop = self.stage_round, start.loop
         source, last = self._source, stage_round.steps >= stage_round.goal
@@ -305,10 +305,11 @@ class StageRunner(ABC):
 
     def _better_group(self, round: int) -> list[PeerId] | None:
         """Return the group in which this peer shall be after this round, decided before it contributes; None: the
-        present one. Nobody changes groups before all expected contributions are in, so all peers see the same groups.
-        Where all take H steps the slowest group decides how long a round takes, and no change makes it quicker."""
+        present one. Nobody changes groups before all expected contributions are in, so nearly always all peers see the
+        same groups; one whose members see different ones breaks, and forms anew. Where all take H steps the slowest
+        group decides how long a round takes, and no change makes it quicker."""
         outer = self.outer
-        if (round + 1) % REGROUP_ROUNDS != 2 or not outer.manifest.inner.most_steps or not self.agreed_members:
+        if round % REGROUP_ROUNDS != 1 or not outer.manifest.inner.most_steps or not self.agreed_members:
             return None
         better = better_group(outer.discovery.peers(), outer.discovery.record, outer.manifest.replicas.stages)
         return None if better is None or tuple(better) == self.agreed_members else [*better]
@@ -324,6 +325,7 @@ class StageRunner(ABC):
         if stage and (not better or better[stage - 1] != members[stage - 1]):
             outer.emit(Released(self.seats.replica))
         self.announced_members = self.agreed_members = ()
+        self.slow_members.leave_group()
         self.seats.leave()
         self.seats.wait_for(behind)
         if stage:
@@ -336,16 +338,17 @@ class StageRunner(ABC):
         if isinstance(error, BreachError):
             self._dismiss(error)
         if self.announced_members:
-            outer.emit(GroupBroken(self.seats.replica, stage_round.round, stage_round.steps, reason))
+            rolled_back = (stage_round.round, stage_round.steps) if stage_round.in_step else (0, 0)
+            outer.emit(GroupBroken(self.seats.replica, *rolled_back, reason))
         self.announced_members = self.agreed_members = ()  # should the same peers form it again, that is told
-        self.slow_members.group_broken()
+        self.slow_members.leave_group()
         if isinstance(error, SilentError):
             self.seats.note_silence(error.peer)
         await stage_round.abandon(reason)
         self.seats.leave()
         if self.index or not stage_round.steps:  # else others wait for the steps that the first stage contributes
             await outer.discovery.publish(replica="")
-        if self.index and stage_round.steps >= outer.manifest.inner.steps:
+        if self.index and stage_round.steps >= stage_round.goal:
             await stage_round.contribute()  # a group that has to do this round again may call all the same
         await self._retry(error)
 

@@ -65,6 +65,7 @@ class Here:
     pace: StepPace = field(default_factory=StepPace)
     loop: Any = None
     """The inner loop that is open."""
+    in_step: bool = False
     slow: Callable[[Any], None] = lambda overdue: None
     """What happens while an inner step lasts: it is given the function that is told for how long."""
     did: list[str] = field(default_factory=list)
@@ -394,7 +395,7 @@ def test_what_breaks_a_group_is_told_once_it_has_formed_and_who_broke_the_protoc
         await group.lose(1, LostMemberError("it is gone"), GroupState.WHOLE)
         assert not group.heres[1].said  # it had not formed
         runner, here = group.runners[2], group.heres[2]
-        runner.announced_members, here.round, here.steps = (named(1), named(2)), 5, 2
+        runner.announced_members, here.round, here.steps, here.in_step = (named(1), named(2)), 5, 2, True
         await group.lose(2, BreachError(named(3), "it sent what cannot be"), GroupState.TRAINING)
         assert next(type(event) for event in here.said) is Dismissed
         (broken,) = [event for event in here.said if isinstance(event, GroupBroken)]
@@ -418,12 +419,27 @@ def test_a_later_stage_is_free_at_once_and_a_first_one_that_has_steps_in_hand_is
     play(scene)
 
 
-def test_a_later_stage_that_has_done_all_steps_contributes_when_its_group_breaks():
+def test_a_step_is_rolled_back_only_where_one_is_in_flight():
     async def scene() -> None:
         group = Group()
-        group.heres[1].steps = 8
+        runner, here = group.runners[2], group.heres[2]
+        runner.announced_members, here.round, here.steps = (named(1), named(2)), 5, 2
+        await group.lose(2, LostMemberError("it is gone"), GroupState.ASKING)
+        (broken,) = [event for event in here.said if isinstance(event, GroupBroken)]
+        assert (broken.round, broken.step) == (0, 0)
+        assert "No step was in flight" in (broken.words or "")
+
+    play(scene)
+
+
+@pytest.mark.parametrize(("goal", "did"), [(8, ["contributes"]), (16, [])], ids=["all of H", "half of twice H"])
+def test_a_later_stage_that_has_done_all_steps_contributes_when_its_group_breaks(goal: int, did: list[str]):
+    async def scene() -> None:
+        group = Group()
+        here = group.heres[1]
+        here.steps, here.goal = 8, goal
         await group.lose(1, LostMemberError("it is gone"), GroupState.ENDING)
-        assert group.heres[1].did == ["contributes"]
+        assert here.did == did
 
     play(scene)
 
