@@ -1,5 +1,6 @@
 """The knowledge of one peer: its signed record, its last report, and the state that follows from both. Pure."""
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +18,8 @@ from protocol.patience import (
 from protocol.trust.records import PeerRecord, Peers
 
 RATE_SECONDS = 20.0
-"""The seconds for which a peer's rates are shown when nothing more is heard of it."""
+"""The seconds over which tokens a second are a mean, and for which a peer's rates are shown when nothing more is heard
+of it."""
 
 AWAY_STATES: frozenset[PeerState] = frozenset({PeerState.GONE, PeerState.LOST, PeerState.PAUSED})
 
@@ -63,6 +65,8 @@ class Peer:
     why: str = ""
     idle_since: float | None = None
     """The time since which it has reported a wait and no progress; None: it does not wait."""
+    samples: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=64))
+    """The times of its last reports, and the tokens that it had trained by then."""
 
     @property
     def trains(self) -> bool:
@@ -111,13 +115,26 @@ class Peer:
             self.idle_since = now if self.idle_since is None else self.idle_since
         else:
             self.idle_since = None
+        if status.tokens < self.status.tokens:
+            self.samples.clear()  # it has joined anew
         self.status, self.last_seen = status, now
+        self.samples.append((now, status.tokens))
         if status.state in (PeerState.PAUSED, PeerState.GONE):
             self.depart(status.state, status.doing, now)
 
     def depart(self, state: PeerState, why: str, now: float) -> None:
         """The peer says that it goes: for a while, or for good."""
         self.going, self.going_why, self.going_at = state, why, now
+
+    def tokens_per_second(self, now: float) -> float:
+        """Its tokens a second: the mean over the last `RATE_SECONDS`, which a round's end belongs to. Drops older
+        samples."""
+        while len(self.samples) > 1 and self.samples[1][0] <= now - RATE_SECONDS:
+            self.samples.popleft()
+        if not self.samples:
+            return 0.0
+        (began, first), (_, last) = self.samples[0], self.samples[-1]
+        return max(0, last - first) / max(now - began, 1.0)
 
     def is_at_work(self, now: float) -> bool:
         """Whether it gives signs of life, and has not been idle for `IDLE_SECONDS`."""
@@ -168,8 +185,9 @@ class Peer:
         if record is None:
             return None
         shown: dict[str, Any] = {name: getattr(self.status, name) for name in STATUS_FIELDS}
-        if self.state in AWAY_STATES or now - self.last_seen > RATE_SECONDS:
-            shown |= {"tokens_per_second": 0.0, "up": 0.0, "down": 0.0}
+        is_away = self.state in AWAY_STATES or now - self.last_seen > RATE_SECONDS
+        shown |= {"up": 0.0, "down": 0.0} if is_away else {}
+        shown["tokens_per_second"] = 0.0 if is_away else self.tokens_per_second(now)
         shown |= {
             "id": self.id,
             "role": record.role,

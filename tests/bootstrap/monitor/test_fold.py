@@ -304,12 +304,27 @@ def test_who_is_slow_is_told_by_the_last_stage_that_knows_of_somebody():
     assert scene.fold.view(scene.now).groups[0].slow == ""
 
 
-def test_rates_are_those_that_it_tells_and_fall_when_nothing_is_told():
+def test_bytes_a_second_and_readings_are_those_that_it_tells_and_fall_when_nothing_is_told():
     scene = Scene(LEADER)
     device = DeviceReadings(51.5, None)
-    scene.tells(LEADER, round=1, step=1, tokens_per_second=90.0, up=900.0, device=device)
+    scene.tells(LEADER, round=1, step=1, up=900.0, device=device)
     shown = scene.peer(LEADER)
-    assert (shown.tokens_per_second, shown.up, shown.device) == (90, 900, device)
+    assert (shown.up, shown.device) == (900, device)
+    scene.later(30)
+    assert scene.peer(LEADER).up == 0
+
+
+def test_tokens_a_second_are_the_mean_of_the_last_seconds_also_while_a_round_ends():
+    """A peer that waits for others between two rounds says that it trains nothing now; the run trains all the same."""
+    scene = Scene(LEADER)
+    for second in range(31):
+        waits = second % 3 == 0
+        scene.tells(LEADER, round=1 + second // 3, tokens=90 * second, tokens_per_second=0.0 if waits else 135.0)
+        scene.later(1)
+        assert scene.peer(LEADER).tokens_per_second == pytest.approx(90, rel=0.1) or second < 10
+    assert scene.fold.view(scene.now).tokens_per_second == scene.peer(LEADER).tokens_per_second > 0
+    scene.tells(LEADER, round=12, tokens=30)  # it has joined anew
+    assert scene.peer(LEADER).tokens_per_second == 0
     scene.later(30)
     assert scene.peer(LEADER).tokens_per_second == 0
 
