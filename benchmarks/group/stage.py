@@ -16,7 +16,7 @@ import peer.network.group
 from peer.data.batches import Batch
 from peer.network.contacts import Contacts
 from peer.network.group import Link, PipelineService, call, make_link
-from peer.swarm.group.inner_step import Carried, InnerStep, Pipeline, Source, StepTaken
+from peer.swarm.group.inner_step import Carried, InnerStep, PipelineStage, Source, StepTaken
 from peer.torch_thread import TorchThread
 from protocol.codec.frames import FrameRules
 from protocol.identity import Endpoint, PeerId, ReplicaId
@@ -48,7 +48,7 @@ class SameBatch:
 class Steps:
     """The inner steps of a stage, one after the other: what each leaves goes to the next."""
 
-    pipeline: Pipeline
+    pipeline: PipelineStage
     carried: Carried = field(default_factory=Carried)
 
     async def take(self, round: int, step: int, source: Source | None) -> StepTaken:
@@ -93,7 +93,7 @@ class Place:
         if downstream is not None:
             tasks.create_task(call(seats[behind], self.contacts, ReplicaId(seats[0].peer_id), downstream))
         rules = FrameRules.of(self.manifest)
-        return Steps(Pipeline(trainer, torch_thread, rules, upstream, downstream, room=room))
+        return Steps(PipelineStage(trainer, torch_thread, rules, upstream, downstream, room=room))
 
     def _link_to(self, stage: int, seats: list[Endpoint]) -> Link:
         return make_link(self.manifest, seats[stage].peer_id, f"stage {stage}", self.contacts.bandwidth)

@@ -25,7 +25,7 @@ from peer.swarm.group.first_stage import FirstStage
 from peer.swarm.group.handover import Handover
 from peer.swarm.group.later_stage import LaterStage
 from peer.swarm.group.seats import GroupSeats
-from peer.swarm.group.spot_checks import SpotChecks
+from peer.swarm.group.spot_checks import StageSpotChecks
 from peer.swarm.group.stage_round import StageRound
 from peer.swarm.group.stragglers import StepPace, first_seconds
 from peer.swarm.node import Node, Workplace
@@ -84,7 +84,7 @@ async def serve_stage(node: Node) -> None:
             settings.memory_limit,
             pace=StepPace(first=first_seconds(workplace.manifest.tokens_per_step, speed)),
         )
-        spot_checks = SpotChecks(outer, tasks)
+        spot_checks = StageSpotChecks(outer, tasks)
         seats = GroupSeats(node.reconciler, services.pipeline, tasks, spot_checks.receive_doubt)
         if workplace.stage == 0:
             async with workplace.reading(node.emit) as reader:

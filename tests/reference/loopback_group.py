@@ -12,7 +12,7 @@ from torch import Tensor
 from peer.compute.trainer import StageTrainer
 from peer.data.batches import Batch
 from peer.network.group import Link, PipelineService, call, make_link
-from peer.swarm.group.inner_step import Carried, InnerStep, Pipeline, Source, StepTaken
+from peer.swarm.group.inner_step import Carried, InnerStep, PipelineStage, Source, StepTaken
 from peer.torch_thread import TorchThread
 from protocol.codec.frames import FrameRules
 from protocol.errors import RefusedError
@@ -28,7 +28,7 @@ from tests.reference.admitted import contacts, credentials, identity
 class Steps:
     """The inner steps of a stage, one after the other: what each leaves goes to the next."""
 
-    pipeline: Pipeline
+    pipeline: PipelineStage
     carried: Carried = field(default_factory=Carried)
     inner_step: InnerStep | None = None
     """The one that was begun last."""
@@ -110,7 +110,9 @@ def _connect(stages: list[LoopbackStage], replica: ReplicaId, manifest: Manifest
     for index, each in enumerate(stages):
         upstream = links[index - 1][1] if index else None
         downstream = links[index][0] if index < len(links) else None
-        each.connected = Steps(Pipeline(each.trainer, each.torch_thread, FrameRules.of(manifest), upstream, downstream))
+        each.connected = Steps(
+            PipelineStage(each.trainer, each.torch_thread, FrameRules.of(manifest), upstream, downstream)
+        )
         if upstream is not None:
             each.service.answer_calls(welcome(stages[index - 1].seat.peer_id, replica, upstream))
     for index, (downstream, _) in enumerate(links):

@@ -7,7 +7,7 @@ from peer.swarm.group.compression import KController
 from peer.swarm.group.inner_step import StepTaken
 from peer.swarm.group.seats import GroupSeats
 from peer.swarm.group.session import GroupEvent
-from peer.swarm.group.spot_checks import SpotChecks
+from peer.swarm.group.spot_checks import StageSpotChecks
 from peer.swarm.group.stage_round import RoundText, StageRound
 from peer.swarm.group.stage_runner import StageRunner, StateEnd
 from peer.swarm.rounds import round_policy
@@ -26,7 +26,7 @@ class FirstStage(StageRunner):
         self,
         stage_round: StageRound,
         seats: GroupSeats,
-        spot_checks: SpotChecks,
+        spot_checks: StageSpotChecks,
         reader: Reader,
         k_controller: KController,
     ) -> None:

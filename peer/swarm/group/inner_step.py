@@ -82,7 +82,7 @@ class Unobserved:
 
 
 @dataclass(frozen=True, slots=True)
-class Pipeline:
+class PipelineStage:
     """A stage between its neighbours, in the inner loop of one round. `upstream` is None at the first stage,
     `downstream` at the last. `room` is the number of microbatches that fit into memory; `goal` that of the inner steps
     that the replica means to take, for the learning rate (0: H)."""
@@ -163,7 +163,7 @@ class InnerStep:
     """Inner step `step` (from 0) of `round` (from 1) at one stage, while it lasts. `source` is the first stage's;
     `carried` is what the step before has left."""
 
-    def __init__(self, pipeline: Pipeline, carried: Carried, round: int, step: int, source: Source | None) -> None:
+    def __init__(self, pipeline: PipelineStage, carried: Carried, round: int, step: int, source: Source | None) -> None:
         manifest, stage = pipeline.trainer.manifest, pipeline.trainer.index
         self.pipeline, self.manifest, self.carried = pipeline, manifest, carried
         self.round, self.step, self.source = round, step, source

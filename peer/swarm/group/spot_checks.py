@@ -261,7 +261,7 @@ class SpotChecking:
             self.tasks.create_task(self._check_until_answered(number, is_doubted=True))
 
 
-class SpotChecks:
+class StageSpotChecks:
     """The spot checks of one stage in one inner loop after another."""
 
     def __init__(self, outer: OuterLoop, tasks: asyncio.TaskGroup) -> None:

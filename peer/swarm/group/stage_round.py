@@ -14,7 +14,7 @@ from peer.network.group import Attempt, Link
 from peer.network.receipt_exchange import ReceiptCollector
 from peer.swarm import waits
 from peer.swarm.group.handover import Handover
-from peer.swarm.group.inner_step import Carried, InnerStep, Pipeline, Source, StepTaken
+from peer.swarm.group.inner_step import Carried, InnerStep, PipelineStage, Source, StepTaken
 from peer.swarm.group.slowness import TOLERANCE, StepKind, StepTimes
 from peer.swarm.group.spot_checks import Received
 from peer.swarm.group.stragglers import StepPace
@@ -52,7 +52,7 @@ class GroupLoop:
     """The inner loop of a stage in one round: its place between the neighbours, the samples of what they send, and the
     attempt of its group."""
 
-    pipeline: Pipeline
+    pipeline: PipelineStage
     received: Received
     attempt: Attempt
 
@@ -138,7 +138,7 @@ class StageRound:
         """Make ready for the inner steps of the round that is loaded, over the links to the neighbours."""
         trainer, manifest = self.trainer, self.outer.manifest.at(self.compression)
         received = Received(manifest, trainer.index)
-        pipeline = Pipeline(
+        pipeline = PipelineStage(
             trainer,
             self.outer.followed.torch_thread,
             FrameRules.of(manifest),

@@ -20,7 +20,7 @@ from peer.swarm.group.plan import better_group
 from peer.swarm.group.seats import GroupSeats, pause_before_regrouping
 from peer.swarm.group.session import GroupAction, GroupEvent, GroupSession, GroupState
 from peer.swarm.group.slow_members import SlowMembers
-from peer.swarm.group.spot_checks import SpotChecks
+from peer.swarm.group.spot_checks import StageSpotChecks
 from peer.swarm.group.stage_round import StageRound
 from peer.swarm.group.stragglers import patience_with
 from peer.swarm.rounds.outer_round import OuterLoop
@@ -59,7 +59,7 @@ class StageRunner(ABC):
     """The tasks of one stage around its `session`: the work of each state, which ends with an event, and the act that
     follows by the table. `failures` of its groups, or of their agreements, have failed in a row."""
 
-    def __init__(self, stage_round: StageRound, seats: GroupSeats, spot_checks: SpotChecks) -> None:
+    def __init__(self, stage_round: StageRound, seats: GroupSeats, spot_checks: StageSpotChecks) -> None:
         self.session = GroupSession()
         self.stage_round = stage_round
         self.seats = seats
