@@ -153,8 +153,10 @@ def _is_cut_off(view: RunView, part: PartView) -> bool:
 
 
 def stands(view: RunView, part: PartView) -> bool:
-    """Whether a peer holds the newest state of a part, or needs only to finish a round to which all is here."""
-    return view.finished >= part.newest or (part.complete and view.finished + 1 == part.newest)
+    """Whether a peer holds the newest state of a part, or needs only to finish the round after which that was held: the
+    round's contributions are here, or it is not over and a peer that has finished it is here, which has them."""
+    being_finished = view.run <= view.finished and part.held is not None and part.held >= part.newest
+    return view.finished >= part.newest or (view.finished + 1 == part.newest and (part.complete or being_finished))
 
 
 def lacking_parts(view: RunView) -> list[Part]:

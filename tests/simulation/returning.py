@@ -1,8 +1,9 @@
 """Members of a run that leave and come back, in virtual time: the phase table, the progress and the ledgers themselves,
 without a network. `python -m tests.simulation.returning --schedules 100000` plays drawn orders, and says which fails.
 
-There are two stages; volunteers hold one, datacenters both. In each tick something may happen to somebody; then all
-that are here hear of each other, and each does what its phase lets it. At the end all folders are started again.
+There are two or three stages; volunteers hold one and the embedding, which the first trains; datacenters hold all. In
+each tick something may happen to somebody; then all that are here hear of each other, and each does what its phase lets
+it. At the end all folders are started again.
 """
 
 import argparse
@@ -15,15 +16,17 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 
 from peer.network.witnesses import LATELY
-from protocol.identity import ContributionName, Part, PeerId, stage_part
+from protocol.identity import EMBEDDING, ContributionName, Part, PeerId, parts_authored, stage_part
 from protocol.outer.history import Claim, History, outvoted
 from protocol.outer.ledger import Entry, Ledger
 from protocol.outer.phases import PartView, RunPhase, RunView, lacking_parts, phase_of, stands, target
 from protocol.outer.progress import Rewind, RunProgress
-from protocol.outer.whereabouts import common_round
+from protocol.outer.whereabouts import borne_out, common_round
 from protocol.outer.window import SKEW, Window
 
-STAGES = 2
+STAGES = (2, 3)
+"""The stages that a schedule's model may have."""
+
 LAST = 10_000
 """The run's last round: nobody comes to it."""
 
@@ -36,12 +39,18 @@ ABSENCES = (1, 1, 2, 3, 5, 8, 20, 100)
 STUCK_TICKS = 15
 """The ticks without training after which the operator acts."""
 
+CUT_SHARE = 0.02
+"""The share of a group's contributions that only one of its members lives to make."""
+
 PATIENCE_TICKS = 4
 """The ticks that a peer waits for contributions of others that have gone on."""
 
 CLAIMS_KEPT = 8
 
-REPLICAS = {0: ((1, 0), (1, 0), (1, 1), (2, 0), (2, 1), (0, 2)), 1: ((2, 1), (3, 0), (1, 2), (3, 1), (0, 3))}
+REPLICAS = {
+    0: ((1, 0), (1, 0), (1, 1), (2, 0), (2, 1), (0, 2)),
+    1: ((1, 0), (1, 1), (2, 1), (3, 0), (1, 2), (3, 1), (0, 3)),
+}
 """The groups and datacenters that a schedule may begin with, by the liars that its run allows for."""
 
 MOST_MEMBERS = 8
@@ -77,6 +86,11 @@ class Member:
         return self.alive and not self.still
 
     @property
+    def authored(self) -> list[Part]:
+        """The parts to which it contributes."""
+        return list(self.ledgers) if self.stage is None else parts_authored(self.stage)
+
+    @property
     def holds(self) -> bool:
         """Whether it holds the newest state, by its own word."""
         return self.here and self.phase in ABREAST
@@ -102,7 +116,8 @@ class Swarm:
         self.outcome = Outcome(seed)
         self.liars = self.chance.choice((0, 1))
         self.window = Window(grace=2, liars=self.liars)
-        self.parts = [stage_part(stage) for stage in range(STAGES)]
+        self.stages = range(self.chance.choice(STAGES))
+        self.parts = [EMBEDDING, *map(stage_part, self.stages)]
         self.members: list[Member] = []
         self.node, self.node_back_at, self.now = True, 0, 0
         self.unrest = self.chance.choice((0.1, 0.25, 0.5, 0.9))
@@ -111,25 +126,25 @@ class Swarm:
         self.finished_with: set[tuple[Part, int, PeerId]] = set()
         """What was in the state of a member as it finished the round."""
         self.unproven = False
-        """Whether a folder was lost with a state of which the operator's node had not heard: who comes back cannot know
-        how far the run was."""
+        """Whether a folder was lost with a state of which nobody else had heard: who comes back cannot know how far the
+        run was."""
         self.first_with: dict[tuple[Part, int], int] = {}
         """The number of contributions to a part in the state of the first member that finished the round."""
         self.stuck = self.joined = self.count = 0
         self.groups, centers = self.chance.choice(REPLICAS[self.liars])
         for _ in range(self.groups):
-            for stage in range(STAGES):
+            for stage in self.stages:
                 self.join(stage)
         for _ in range(centers):
             self.join(None)
         for _ in range(self.chance.choice((0, 1, 2)) if self.groups else 0):
-            self.join(self.chance.randrange(STAGES))
+            self.join(self.chance.choice(self.stages))
 
     def join(self, stage: int | None) -> None:
         """Somebody new comes, with an empty folder."""
         name = PeerId(f"{'center' if stage is None else f'stage-{stage}'}-{self.joined}")
         self.joined += 1
-        followed = self.parts if stage is None else [stage_part(stage)]
+        followed = self.parts if stage is None else [EMBEDDING, stage_part(stage)]
         ledgers = {part: Ledger(part, name, self.window) for part in followed}
         self.members.append(Member(name, stage, ledgers, alive=True))
 
@@ -141,9 +156,8 @@ class Swarm:
     def view(self, me: Member) -> RunView:
         """The run as a member sees it, by the rules of the daemon's `OuterLoop.view`."""
         others = self.others(me)
-        shown = common_round((other.finished for other in others if other.holds), self.liars)
         held = (other.finished for other in others if other.holds)
-        run = max(me.known.finished, me.known.believed(held), shown)
+        run = max(me.known.finished, me.known.believed(held), self.shown_to(me))
         parts = {}
         for part, ledger in me.ledgers.items():
             rounds = [other.finished for other in others if other.holds and part in other.ledgers]
@@ -154,6 +168,17 @@ class Swarm:
             parts[part] = PartView(newest, here, arriving, is_complete, ledger.folded)
         return RunView(LAST, me.finished, run, parts, present=me.present, confirmed=me.confirmed)
 
+    def shown_to(self, me: Member) -> int:
+        """The round that others have finished, as far as contributions that a member follows bear it out, by the rules
+        of the daemon's `Witnesses`."""
+        holders = [other for other in self.others(me) if other.holds]
+        shown = {other.name: max(ledger.newest(other.name) for ledger in me.ledgers.values()) for other in holders}
+        silent = sum(not shown[other.name] and not me.ledgers.keys().isdisjoint(other.authored) for other in holders)
+        finished = borne_out({other.name: other.finished for other in holders}, shown, silent, self.liars)
+        last = max(ledger.newest_of_all() for ledger in me.ledgers.values())
+        finished += [min(other.finished, last) for other in holders if last and not shown[other.name]]
+        return common_round(finished, self.liars)
+
     def learn(self, me: Member) -> None:
         """Note how far the run is by what is seen, and by what others prove; and by the node, when a process begins or
         does not train."""
@@ -163,7 +188,7 @@ class Swarm:
             me.known.raise_to(other.known.run, other.known.parts)
             if other.known.rewind is not None:
                 me.known.heed(other.known.rewind)
-        run = max(me.finished, common_round((other.finished for other in others if other.holds), self.liars))
+        run = max(me.finished, self.shown_to(me))
         for other in others:
             if other.holds:
                 me.known.raise_to(run, {part: min(other.finished, run + 1) for part in other.ledgers})
@@ -185,25 +210,33 @@ class Swarm:
         for member in self.chance.sample(self.members, len(self.members)):
             if member.here:
                 self.act(member)
-        self.train()
+        self.train(eventful)
         self.spread()
         self.rewind_if_stuck()
 
     def happen(self) -> None:
         """Something happens to somebody, for a while or for good."""
-        member, until = self.chance.choice(self.members), self.now + self.chance.choice(ABSENCES)
+        member, until = self.chance.choice(self.members), self.until()
         what = self.chance.choice(("leave", "leave", "leave", "freeze", "freeze", "node", "new", "wipe"))
         if what == "leave" and member.alive:
-            member.alive = member.still = member.present = False
-            member.back_at = until
+            self.leave(member)
         elif what == "freeze" and member.here:
             member.still, member.back_at = True, until
         elif what == "node" and self.node:
             self.node, self.node_back_at = False, until
         elif what == "new" and self.node and len(self.members) < MOST_MEMBERS and self.groups:  # which lets it in
-            self.join(self.chance.randrange(STAGES))
+            self.join(self.chance.choice(self.stages))
         elif what == "wipe" and self.chance.random() < 0.2 and len(self.members) > 1:
             self.lose(member)
+
+    def until(self) -> int:
+        """The tick at which what happens now is over."""
+        return self.now + self.chance.choice(ABSENCES)
+
+    def leave(self, member: Member) -> None:
+        """End a member's process; it comes back after a while."""
+        member.alive = member.still = member.present = False
+        member.back_at = self.until()
 
     def come_back(self) -> None:
         """Those whose time has come are back."""
@@ -224,9 +257,18 @@ class Swarm:
     def lose(self, member: Member) -> None:
         """A member's folder is lost, and the member does not come back."""
         self.members.remove(member)
-        self.unproven |= member.finished > self.node_knows.run + 1
-        held = {key for key in self.finished_with if any(_has(other, *key) for other in self.members)}
-        self.finished_with = held
+        self.unproven |= any(member.finished > self.heard_of(part) for part in member.ledgers)
+        self.finished_with = {
+            key
+            for key in self.finished_with
+            if any(other.finished >= key[1] and _has(other, *key) for other in self.members)
+        }
+
+    def heard_of(self, part: Part) -> int:
+        """The last round after which the node or any member knows that the state of a part was held."""
+        holders = [member.finished for member in self.members if part in member.ledgers]
+        known = [self.node_knows, *(member.known for member in self.members)]
+        return max(*(progress.newest(part) for progress in known), *holders, 0)
 
     def see_by_node(self) -> None:
         """The node notes the holders that it sees."""
@@ -278,7 +320,7 @@ class Swarm:
             {
                 other.name
                 for other in self.others(me)
-                if part in other.ledgers and other.holds and other.contributed == clock
+                if part in other.authored and other.holds and other.contributed == clock
             }
             for part in me.ledgers
         ]
@@ -334,25 +376,31 @@ class Swarm:
         me.finished, me.waited = max(me.finished, round), 0
         self.outcome.rounds = max(self.outcome.rounds, me.finished)
 
-    def train(self) -> None:
-        """Datacenters contribute; so do volunteers, one of each stage, that are at the same round and can see that they
-        hold the newest state."""
+    def train(self, eventful: bool) -> None:
+        """Datacenters contribute; so do volunteers, one of each stage, that are abreast and at the same round. In
+        an eventful tick one may be killed while the others contribute."""
         ready = [m for m in self.members if m.here and m.present and m.phase in ABREAST and m.contributed <= m.finished]
         for member in ready:
             if member.stage is None:
                 self.contribute(member)
-        by_stage = [[m for m in ready if m.stage == stage] for stage in range(STAGES)]
+        by_stage = [[m for m in ready if m.stage == stage] for stage in self.stages]
         for first in by_stage[0]:
-            partners = [m for m in by_stage[1] if m.finished == first.finished and m.contributed <= m.finished]
-            if partners:
+            free = [[m for m in m_of if m.finished == first.finished >= m.contributed] for m_of in by_stage[1:]]
+            if all(free):
                 self.contribute(first)
-                self.contribute(partners[0])
+                cut = self.chance.choice(self.stages[1:]) if eventful and self.chance.random() < CUT_SHARE else 0
+                for stage, (member, *_) in enumerate(free, start=1):
+                    if stage == cut:
+                        self.leave(member)
+                    else:
+                        self.contribute(member)
 
     def contribute(self, me: Member) -> None:
         round = me.finished + 1
-        for part, ledger in me.ledgers.items():
+        for part in me.authored:
             if (part, round, me.name) in self.made:
                 continue  # before it left
+            ledger = me.ledgers[part]
             entry = Entry(ContributionName(part, round, me.name), f"{part} {round} {me.name}", 1)
             self.made[part, round, me.name] = entry
             ledger.take(_copy(entry))
@@ -407,7 +455,7 @@ class Swarm:
             if member.phase not in ABREAST:
                 yield f"{member.name} is {member.phase} after round {member.finished}: {self.view(member)}"
         stages = {member.stage for member in self.members}
-        if (None in stages or stages >= set(range(STAGES))) and len(self.made) < before + QUIET_TICKS // 12:
+        if (None in stages or stages >= set(self.stages)) and len(self.made) < before + QUIET_TICKS // 12:
             yield f"the run stands still after round {self.outcome.rounds}"
         for part in self.parts:
             if self.in_few_hands(part):

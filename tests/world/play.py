@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from peer import pausing
-from protocol.events.activity import Paused, PauseEnded, Progress, RoundDone
+from protocol.events.activity import Finished, Paused, PauseEnded, Progress, RoundDone
 from protocol.events.event import Event
 from protocol.events.lines import to_line
 from protocol.manifest import Manifest
@@ -241,7 +241,7 @@ def _do(world: World, fault: Fault, outcome: Outcome) -> None:
             world.at(world.loop.now + GOING_SECONDS, lambda: _has_gone(owner, process, outcome))
         case "again" if process is not None:
             world.at(world.loop.now + AGAIN_SECONDS, lambda: _do(world, fault, outcome))
-        case "again" if not owner.left:
+        case "again" if not owner.left and not _has_finished(owner):
             world.start(owner)
         case "leave" if process is not None and any(isinstance(event, RoundDone) for _, event in process.events):
             world.interrupt(process)
@@ -272,6 +272,11 @@ def _do(world: World, fault: Fault, outcome: Outcome) -> None:
             world.at(world.loop.now + GOING_SECONDS, lambda: _has_paused(owner, since, outcome))
         case "resume":
             _resume(owner)
+
+
+def _has_finished(owner: Owner) -> bool:
+    """Whether an owner's last process has seen the run's end: who comes after that is `_come_late`'s."""
+    return any(isinstance(event, Finished) for _, event in owner.runs[-1].events)
 
 
 def _resume(owner: Owner) -> None:

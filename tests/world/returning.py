@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from typing import Literal
 
-from protocol.events.activity import Contributed, Finished, RoundDone, Waiting
+from protocol.events.activity import Contributed, Finished, Joined, RoundDone, Waiting
 from protocol.events.decisions import NotCounted
 from protocol.identity import contributes_to
 from tests.world.owners import Owner, Process
@@ -21,7 +21,7 @@ COMING_SECONDS = 45.0
 """The time within which members leave and newcomers come."""
 
 NOTICED_SECONDS = 10.0
-"""The time for which a holder must have been here, undisturbed, for others to know of it."""
+"""The time for which a holder must have been in the swarm, undisturbed, for others to know of it."""
 
 ON_ITS_WAY_SECONDS = 2.0
 """The time within which a contribution reaches everybody who is here."""
@@ -152,9 +152,9 @@ def _false_words(peers: list[Owner]) -> Iterable[str]:
 
 
 def _held(owner: Owner, round: int, at: float) -> bool:
-    """Whether somebody had finished a round some time ago, and has been here, undisturbed, since."""
+    """Whether somebody had finished a round some time ago, and has been in the swarm, undisturbed, since."""
     return any(
-        process.started_at < at - NOTICED_SECONDS
+        any(isinstance(event, Joined) and joined < at - NOTICED_SECONDS for joined, event in process.events)
         and (process.ended_at is None or process.ended_at > at)
         and not _stood_still(process, at)
         and any(

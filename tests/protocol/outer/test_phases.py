@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,18 @@ def test_whoever_waits_for_a_state_can_name_it_and_whoever_catches_up_can_come_c
         assert not lacking_parts(view)
         closed = max(part.closed for part in view.parts.values())
         assert view.finished <= target(view) <= max(view.run, view.finished, closed)
+
+
+def test_whoever_catches_up_has_a_state_to_take_or_awaits_one_that_others_are_about_to_have():
+    """Else it would wait for ever, with nothing to do. All views of three rounds, in which the run is known to be at
+    most a round behind the newest state."""
+    some, flags = range(4), (False, True)
+    for finished, run, newest, held, arriving, complete in product(some, some, some, (None, *some), flags, flags):
+        view = seen(finished, run, newest, held, arriving=arriving, complete=complete)
+        if run < newest - 1 or phase_of(view) is not RunPhase.CATCHING_UP or target(view) > finished:
+            continue
+        assert arriving, view
+        assert held <= finished, view
 
 
 @given(views, rounds)
