@@ -53,6 +53,10 @@ class ManifestError(UserError):
     exit_code = 3
 
 
+class UnknownFieldError(ManifestError):
+    """A table has a field that this version does not know."""
+
+
 class ResourceError(UserError):
     """This machine lacks a device, memory, a port or a file."""
 

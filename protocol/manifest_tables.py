@@ -20,6 +20,9 @@ MOST_UNEVEN = 16
 
 MOST_GATHER_SECONDS = 30 * 86400.0
 
+Decay = Annotated[float, Field(ge=0, lt=1)]
+"""A decay of AdamW's running means: with 1 they never leave 0, and steps have no bound."""
+
 BOUNDARY_PRESETS: dict[str, dict[str, Any]] = {
     "int4": {"compression": 2, "wire": "int4", "gradient_wire": "same", "anchor": "embedding"},
     "paper": {"compression": 8, "wire": "bf16", "gradient_wire": "same", "anchor": "complement"},
@@ -178,7 +181,7 @@ class Inner(Section):
     learning_rate: float = Field(1e-3, gt=0, le=1)
     final_learning_rate: float = Field(0.1, ge=0, le=1, description="share of the peak at the run's end")
     warmup: int = Field(500, ge=0, lt=2**31, description="inner steps of linear warm-up")
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Decay, Decay] = (0.9, 0.95)
     epsilon: float = Field(1e-8, gt=0)
     weight_decay: float = Field(0.1, ge=0)
     clip: float = Field(1.0, gt=0, description="global gradient norm over all stages of a replica")
@@ -189,6 +192,15 @@ class Inner(Section):
             raise ValueError(
                 f"most_steps = {self.most_steps} with steps = {self.steps}; give {self.steps} to "
                 f"{MOST_UNEVEN * self.steps}, or leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def weight_decay_shrinks(self) -> "Inner":
+        if self.learning_rate * self.weight_decay >= 1:
+            raise ValueError(
+                f"weight_decay = {self.weight_decay:g} times learning_rate = {self.learning_rate:g} turns weights "
+                f"around in each step; give less than {1 / self.learning_rate:g} (0.1 is usual)"
             )
         return self
 

@@ -3,12 +3,13 @@
 import json
 import tomllib
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from protocol.errors import ManifestError
+from protocol.errors import ManifestError, UnknownFieldError
 
 MOST_DOTS = 1000
 """The most dots in a line of TOML: for a key a.a.a… tomllib needs memory that grows with the square of its length."""
@@ -60,7 +61,23 @@ def validated(kind: type[AnySection], tables: dict[str, Any], source: str, *with
         first = error.errors()[0]
         where = ".".join([*within, *map(str, first["loc"])])[:MOST_QUOTED_CHARACTERS] or "manifest"
         reason = first["msg"].removeprefix("Value error, ")[:MOST_QUOTED_CHARACTERS]
-        raise ManifestError(f"{source}: {where if where.isprintable() else repr(where)}: {reason}") from None
+        is_unknown = first["type"] == "extra_forbidden"
+        if is_unknown:
+            reason = f"there is no such field; {_near(kind, first['loc'])}"
+        where = where if where.isprintable() else repr(where)
+        raise (UnknownFieldError if is_unknown else ManifestError)(f"{source}: {where}: {reason}") from None
+
+
+def _near(kind: type[BaseModel], at: tuple[int | str, ...]) -> str:
+    """The fields that may be meant by an unknown one, in words."""
+    for name in at[:-1]:
+        inner = kind.model_fields[str(name)].annotation if str(name) in kind.model_fields else None
+        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+            break
+        kind = inner
+    names = sorted(kind.model_fields)
+    near = get_close_matches(str(at[-1])[:MOST_QUOTED_CHARACTERS], names, n=2)
+    return f"is {' or '.join(near)} meant?" if near else f"there are {', '.join(names)}"
 
 
 def filled(given: Any, presets: Mapping[str, Mapping[str, Any]]) -> Any:

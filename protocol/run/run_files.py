@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from protocol import manifest as manifests
-from protocol.errors import FormatError, ManifestError, ResourceError
+from protocol.errors import FormatError, ManifestError, ResourceError, UnknownFieldError
 from protocol.identity import Part, PeerId, RunId
 from protocol.layout import Layout, elements, model_layout, parts_followed
 from protocol.limits import DESCRIPTOR_BYTES
@@ -125,6 +125,8 @@ def parse_descriptor(data: bytes, run_id: RunId) -> Descriptor:
         manifest = manifests.check_manifest(document["manifest"])
         files = [_parse_file(name, fields) for name, fields in document["files"].items()]
         operator = PeerId(str(document["operator"]))
+    except UnknownFieldError as error:
+        raise FormatError(f"this run needs a newer hetpeer: {error}"[:MOST_QUOTED_CHARACTERS]) from None
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, ManifestError) as error:
         raise FormatError(f"not a run's descriptor: {error}"[:MOST_QUOTED_CHARACTERS]) from None
     descriptor = descriptor_of(manifest, operator, files)

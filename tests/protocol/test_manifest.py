@@ -198,7 +198,15 @@ def test_every_round_is_applied_once_with_overlap_one_boundary_later_and_none_is
         ({"model": {"preset": "nano"}, "inner": {"sequences": 2**14, "microbatch": 2**14}}, "more than 1048576 tokens"),
         ({"model": {"preset": "nano"}, "inner": {"sequences": 2**18}}, "inner.sequences = 262144 times"),
         ({"model": {"preset": "nano"}, "evaluation": {"sequences": 2**30}}, "evaluation.sequences = 1073741824 times"),
-        ({"model": {"preset": "nano"}, "outter": {}}, "outter"),
+        ({"model": {"preset": "nano"}, "outter": {}}, "outter: there is no such field; is outer meant"),
+        ({"model": {"preset": "nano"}, "inner": {"stepz": 3}}, "inner.stepz: there is no such field; is steps meant"),
+        (
+            {"model": {"preset": "nano"}, "evaluation": {"x": 3}},
+            "evaluation.x: there is no such field; there are",
+        ),
+        ({"model": {"preset": "nano"}, "inner": {"betas": [0.9, 1.0]}}, "inner.betas.1: Input should be less than 1"),
+        ({"model": {"preset": "nano"}, "inner": {"betas": [-0.1, 0.9]}}, "inner.betas.0: Input should be greater"),
+        ({"model": {"preset": "nano"}, "inner": {"learning_rate": 0.5, "weight_decay": 2.0}}, "give less than 2 "),
     ],
 )
 def test_an_error_names_what_is_wrong(tables: dict[str, object], words: str):

@@ -184,6 +184,12 @@ def test_a_descriptor_in_other_spacing_is_refused_since_it_would_have_two_names(
         parse_descriptor(data, named(data))
 
 
+def test_a_run_of_a_later_version_is_refused_in_words_that_say_so() -> None:
+    data = forged(lambda document: document["manifest"]["outer"].update(momentum=0.9))
+    with pytest.raises(FormatError, match=r"needs a newer hetpeer: manifest: outer\.momentum"):
+        parse_descriptor(data, named(data))
+
+
 def test_a_whole_model_needs_everything() -> None:
     assert files_needed(described(small_manifest()), None) == file_names(small_manifest())
 
