@@ -113,11 +113,11 @@ def examine(options: DoctorOptions, terminal: "Terminal") -> int:
 
 def _ticket(options: DoctorOptions) -> "Ticket | None":
     """The ticket, as `hetpeer join` finds it; None where there is none and none was asked for."""
-    from peer.store.home import home
+    from peer.store.home import ticket_folders
     from protocol.trust import ticket as tickets
 
     try:
-        return tickets.find_ticket(options.ticket, *filter(None, (options.directory, home())))
+        return tickets.find_ticket(options.ticket, *ticket_folders(options.directory))
     except TicketError:
         if options.ticket is not None:
             raise

@@ -65,13 +65,13 @@ def serve(role: "Role", options: ServingOptions) -> int:
     from peer.network.machine_link import read_secret
     from peer.process import exit_code_of, run_command
     from peer.settings import PeerSettings
-    from peer.store.home import home, locked, own_folders, remember
+    from peer.store.home import locked, own_folders, remember, ticket_folders
     from protocol.trust.ticket import find_ticket
 
     shown = terminal(options.json, options.until_stdin_closes, options.log_json)
 
     def work() -> int:
-        ticket = find_ticket(options.ticket, *filter(None, (options.directory, home())))
+        ticket = find_ticket(options.ticket, *ticket_folders(options.directory))
         any_stage = options.stage == ANY_STAGE
         role_name = role if options.stage is None or any_stage else f"stage-{options.stage}"
         folders = [options.directory] if options.directory else own_folders(ticket, role_name)

@@ -53,13 +53,13 @@ def status(
 ) -> None:
     """Show how a run goes: who is there and what each does, the rounds with their loss, and what happened last."""
     from peer.process import exit_code_of, run_command
-    from peer.store.home import home
+    from peer.store.home import ticket_folders
     from protocol.trust.ticket import find_ticket
 
     shown = terminal(json)
 
     def work() -> int:
-        found_ticket = find_ticket(ticket, home())
+        found_ticket = find_ticket(ticket, *ticket_folders())
         return run_command(lambda stop: _show(found_ticket, watch, shown, stop), shown)
 
     sys.exit(exit_code_of(shown.emit, work))

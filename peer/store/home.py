@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from protocol.errors import ResourceError
@@ -15,8 +15,25 @@ HOME_VARIABLE = "HETPEER_HOME"
 
 
 def home() -> Path:
-    """The folder above all others: `HETPEER_HOME`, or `~/.hetpeer`."""
-    return Path(os.environ.get(HOME_VARIABLE, "~/.hetpeer")).expanduser()
+    """The folder above all others: `HETPEER_HOME`, or `~/.hetpeer`.
+
+    Raises:
+        ResourceError: this user has no home folder, as in a container that runs as a number alone.
+    """
+    try:
+        return Path(os.environ.get(HOME_VARIABLE, "~/.hetpeer")).expanduser()
+    except RuntimeError:
+        raise ResourceError(
+            f"user {os.getuid()} has no home folder: name a folder with --dir, or set {HOME_VARIABLE}"
+        ) from None
+
+
+def ticket_folders(directory: Path | None = None) -> list[Path]:
+    """The folders that may hold the ticket last used: a peer's own, if it was given one, and the one above all."""
+    folders = [directory] if directory is not None else []
+    with suppress(ResourceError):
+        folders.append(home())
+    return folders
 
 
 def own_folders(ticket: Ticket, place: str) -> list[Path]:

@@ -1,8 +1,21 @@
 """Folders: one process each."""
 
+import posixpath
+from pathlib import Path
+
 import pytest
 
-from peer.store.home import home, in_use, locked, operators_folder, own_folders, peer_folder, peer_folders
+from peer.store.home import (
+    HOME_VARIABLE,
+    home,
+    in_use,
+    locked,
+    operators_folder,
+    own_folders,
+    peer_folder,
+    peer_folders,
+    ticket_folders,
+)
 from protocol.errors import ResourceError
 from protocol.identity import RunId
 from protocol.trust.ticket import Ticket
@@ -69,3 +82,14 @@ def test_the_operators_folder_is_the_one_given_or_the_only_one(tmp_path, monkeyp
     assert operators_folder(home() / "bootstrap-b") == home() / "bootstrap-b"
     with pytest.raises(ResourceError, match="--dir"):
         operators_folder(tmp_path)
+
+
+def test_a_user_without_a_home_folder_is_told_what_to_give_and_needs_none_with_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv(HOME_VARIABLE, raising=False)
+    monkeypatch.setattr(posixpath, "expanduser", lambda path: path)  # as where a container runs as a number alone
+    with pytest.raises(ResourceError, match=f"--dir, or set {HOME_VARIABLE}"):
+        home()
+    assert ticket_folders(tmp_path) == [tmp_path]
+    assert ticket_folders() == []
