@@ -276,7 +276,7 @@ def _do(world: World, fault: Fault, outcome: Outcome) -> None:
 
 def _has_finished(owner: Owner) -> bool:
     """Whether an owner's last process has seen the run's end: who comes after that is `_come_late`'s."""
-    return any(isinstance(event, Finished) for _, event in owner.runs[-1].events)
+    return any(isinstance(event, Finished) for run in owner.runs[-1:] for _, event in run.events)
 
 
 def _resume(owner: Owner) -> None:
