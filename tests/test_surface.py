@@ -45,7 +45,7 @@ FLAGS = {
     "import": "force json out",
     "credit": "json out verify",
     "doctor": "announce device dir json listen preset seconds stages threads",
-    "data prepare": "end-of-text field held-out json mirror out seed tokenizer train-tokenizer",
+    "data prepare": "end-of-text field held-out json mirror out seed skip-bad tokenizer train-tokenizer",
     "data show": "json",
     "data verify": "blocks json",
 }

@@ -1,11 +1,13 @@
 """Documents out of files, folders and Hugging Face datasets: one after the other, none held whole without need, for
 `hetpeer data prepare`; or all at once, for a run that is made from a little text."""
 
+import codecs
 import gzip
 import hashlib
 import importlib.util
 import io
 import json
+import math
 import re
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,6 +22,15 @@ from protocol.errors import ResourceError, UserError
 TEXT, LINES, PARQUET = (".txt", ".md"), (".jsonl", ".ndjson", ".json"), (".parquet",)
 
 HUGGING_FACE = "hf:"
+
+BAD_NAMED = 5
+"""The most unreadable records that an error names; so many are always read on for, to name them all at once."""
+
+BAD_LISTED = 10_000
+"""The most skipped records that are listed beside the prepared text."""
+
+FIRST_RECORDS = 10_000
+"""The records over which the share of unreadable ones is taken at least, while more may follow."""
 
 READ_CHARACTERS = 2**20
 """The characters of a text file that are read at once."""
@@ -44,12 +55,51 @@ class Piece:
 
 @dataclass(slots=True)
 class Meter:
-    """The progress of reading, in bytes of the files; `total` is 0 where nobody knows."""
+    """The progress of reading, in bytes of the files; `total` is 0 where nobody knows. Of the records that are read,
+    the share `most_bad` may be unreadable: these are skipped, counted and listed."""
 
     total: int = 0
     done: int = 0
     before: int = field(default=0)
     """The bytes of the files that have been read."""
+    most_bad: float = 0.0
+    records: int = 0
+    skipped: int = 0
+    bad: list[str] = field(default_factory=list)
+    """The first records that were skipped, each with the reason."""
+
+    def skip(self, record: str) -> None:
+        """Skip a record that cannot be read.
+
+        Raises:
+            ResourceError: there are far too many of them: the rest is not worth reading.
+        """
+        self.records += 1
+        self.skipped += 1
+        if len(self.bad) < BAD_LISTED:
+            self.bad.append(record)
+        most = self.most_bad * max(self.records, FIRST_RECORDS)
+        if self.skipped == self.records and self.most_bad < 1:  # another field is meant, say
+            most = 0.0
+        if self.skipped > max(BAD_NAMED, most):
+            raise self._too_many()
+
+    def require_few_bad(self) -> None:
+        """Check the share of all records that were skipped, once everything has been read.
+
+        Raises:
+            ResourceError: it is larger than the user allows.
+        """
+        if self.skipped > self.most_bad * self.records:
+            raise self._too_many()
+
+    def _too_many(self) -> ResourceError:
+        named = "; ".join(self.bad[:BAD_NAMED])
+        share = 100 * self.skipped / max(1, self.records)
+        return ResourceError(
+            f"{self.skipped} of {self.records} records read so far cannot be used: {named}. Mend them, or leave such "
+            f"records out with --skip-bad {math.ceil(10 * share) / 10:g}%"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +171,6 @@ def _file(path: Path, text_field: str) -> DocumentSource:
             raise ResourceError(f"cannot read {path}: {error.strerror or error}") from None
         except EOFError:
             raise ResourceError(f"{path} ends too early: it is damaged") from None
-        except UnicodeDecodeError:
-            raise ResourceError(f"{path} is not text in UTF-8: convert it, or leave it out") from None
         meter.before = meter.done = meter.before + path.stat().st_size
 
     stat = path.stat()
@@ -135,7 +183,15 @@ def _require(library: str, what: object, extra: str) -> None:
 
 
 def _of_text(path: Path, text_field: str, meter: Meter) -> Iterator[Piece]:
-    """A file is one document."""
+    """A file is one document. It is decoded once before any of it counts: half a document would be worse than none."""
+    try:
+        with path.open("rb") as raw, _decoded(path, raw) as decoded:
+            while decoded.read(READ_CHARACTERS):
+                pass
+    except UnicodeDecodeError as error:
+        meter.skip(f"{path} is not text in UTF-8 ({error.reason})")
+        return
+    meter.records += 1
     rest = ""
     with path.open("rb") as raw, _decoded(path, raw) as decoded:
         while some := decoded.read(READ_CHARACTERS):
@@ -150,19 +206,49 @@ def _of_text(path: Path, text_field: str, meter: Meter) -> Iterator[Piece]:
 
 
 def _of_lines(path: Path, text_field: str, meter: Meter) -> Iterator[Piece]:
-    """A line of JSON is a document."""
-    with path.open("rb") as raw, _decoded(path, raw) as decoded:
-        for number, line in enumerate(decoded, start=1):
-            if line.strip():
-                try:
-                    yield Piece(_text_of(json.loads(line), text_field), True)
-                except (ValueError, RecursionError) as error:
-                    raise ResourceError(f"{path}, line {number}: {error}") from None
+    """A line of JSON is a document. A file that is one list has a document in each of its items."""
+    with path.open("rb") as raw, gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw as lines:
+        for number, line in enumerate(lines, start=1):
+            if number == 1:
+                line = line.removeprefix(codecs.BOM_UTF8)
+            if number == 1 and line.lstrip().startswith(b"["):
+                yield from _of_list(path, line + lines.read(), text_field, meter)
+            elif line.strip():
+                yield from _of_line(line, f"{path}, line {number}", text_field, meter)
             meter.done = meter.before + raw.tell()
 
 
+def _of_list(path: Path, data: bytes, text_field: str, meter: Meter) -> Iterator[Piece]:
+    try:
+        rows = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ResourceError(f"{path} begins as a JSON list, and is none: {error}") from None
+    for number, row in enumerate(rows, start=1):
+        yield from _of_row(row, f"{path}, item {number}", text_field, meter)
+
+
+def _of_line(line: bytes, where: str, text_field: str, meter: Meter) -> Iterator[Piece]:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        meter.skip(f"{where}: {error}")
+    else:
+        yield from _of_row(row, where, text_field, meter)
+
+
+def _of_row(row: object, where: str, text_field: str, meter: Meter) -> Iterator[Piece]:
+    """The document of one record; none where it cannot be used, which is noted."""
+    try:
+        text = _text_of(row, text_field)
+    except ValueError as error:
+        meter.skip(f"{where}: {error}")
+    else:
+        meter.records += 1
+        yield Piece(text, True)
+
+
 def _decoded(path: Path, raw: Any) -> io.TextIOWrapper:
-    return io.TextIOWrapper(gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw, encoding="utf-8")
+    return io.TextIOWrapper(gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw, encoding="utf-8-sig")
 
 
 def _text_of(row: Any, text_field: str) -> str:
@@ -174,7 +260,11 @@ def _text_of(row: Any, text_field: str) -> str:
         raise ValueError(f"has no field {text_field!r}, but {fields}: name the one with the text by --field")
     text = row[text_field]
     if not isinstance(text, str):
-        raise ValueError(f"field {text_field!r} is no text but {type(text).__name__}")
+        raise ValueError(f"field {text_field!r} is no text but {'null' if text is None else type(text).__name__}")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"field {text_field!r} has half of a surrogate pair, which is no character") from None
     return text
 
 
@@ -193,10 +283,8 @@ def _of_parquet(path: Path, text_field: str, meter: Meter) -> Iterator[Piece]:
         rows, size = max(1, file.metadata.num_rows), path.stat().st_size
         read = 0
         for some in file.iter_batches(batch_size=ROWS, columns=[text_field]):
-            for text in some.column(0).to_pylist():
-                if not isinstance(text, str):
-                    raise ResourceError(f"{path}: column {text_field!r} is no text but {type(text).__name__}")
-                yield Piece(text, True)
+            for number, text in enumerate(some.column(0).to_pylist(), start=read + 1):
+                yield from _of_row({text_field: text}, f"{path}, row {number}", text_field, meter)
             read += some.num_rows
             meter.done = meter.before + size * read // rows
     except pyarrow.ArrowException as error:
@@ -217,10 +305,7 @@ def _hugging_face(name: str, text_field: str) -> DocumentSource:
         try:
             rows = datasets.load_dataset(path, config or None, split=split or "train", streaming=True)
             for number, row in enumerate(rows, start=1):
-                try:
-                    yield Piece(_text_of(row, text_field), True)
-                except ValueError as error:
-                    raise ResourceError(f"{name}, row {number}: {error}") from None
+                yield from _of_row(row, f"{name}, row {number}", text_field, meter)
         except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
             raise ResourceError(f"cannot read {name}: {(str(error).splitlines() or [repr(error)])[0]}") from None
 

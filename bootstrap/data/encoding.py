@@ -114,7 +114,7 @@ def _sample(sources: list[DocumentSource]) -> Iterator[str]:
     for source in sources:
         share = source.size / total if source.size else 1 / len(sources)
         left = max(1, round(share * SAMPLE_CHARACTERS))
-        for piece in source.pieces(Meter()):
+        for piece in source.pieces(Meter(most_bad=0.5)):
             yield piece.text[:left]
             left -= len(piece.text)
             if left <= 0:

@@ -10,6 +10,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from bootstrap.data.documents import DocumentSource, Meter, Piece, after, find
 from bootstrap.data.encoding import Encoder, encode, read_encoder, train_encoder
 from bootstrap.data.shards import KEPT, SHARD_BLOCKS, ShardWriter, Shuffle, measure
 from protocol.errors import ResourceError, UserError
-from protocol.files import sync_folder, write_atomically
+from protocol.files import open_regular, reason_of, sync_folder, try_lock, write_atomically
 from protocol.run.dataset import BLOCK_TOKENS, BLOCKS, DATA, DataManifest, base_urls
 from protocol.run.run_files import TOKENIZER, token_dtype
 
@@ -29,7 +30,10 @@ SAY_SECONDS = 0.5
 KEEP_SECONDS = 30.0
 """The interval at which progress is kept on disk, in seconds: a preparation that is stopped loses no more."""
 
-WANTED, SHUFFLE = "wanted.json", "shuffle"
+WANTED, SHUFFLE, SKIPPED = "wanted.json", "shuffle", "skipped.txt"
+
+LEAST_OF_HELD_OUT = 0.5
+"""The share of the tokens that are to be held out below which the user is told: documents differ in length."""
 
 LEAST_VOCABULARY = 258
 """256 bytes, the end of a text, and one that is trained."""
@@ -41,13 +45,15 @@ PrepareProgress = Callable[[str, int, int], object]
 @dataclass(frozen=True, slots=True)
 class PrepareRequest:
     """A request to prepare text: `sources` as the user names them, a tokenizer or the vocabulary to train one for, the
-    share of the documents to hold out, the seed of their order, and the mirrors that will have the folder."""
+    share of the documents to hold out, that of the records that may be skipped as unreadable, the seed of their order,
+    and the mirrors that will have the folder."""
 
     sources: Sequence[str]
     tokenizer: Path | None = None
     train_tokenizer: int | None = None
     field: str = "text"
     held_out: float = 0.02
+    most_bad: float = 0.001
     seed: int = 1
     end_of_text: str | None = None
     mirrors: Sequence[str] = ()
@@ -72,6 +78,43 @@ def prepare_text(wanted: PrepareRequest, out: Path, progress: PrepareProgress) -
         raise ResourceError(f"{out} is not empty: give another folder, or delete this one to prepare it anew")
     sources = find(wanted.sources, wanted.field)
     partial = out.absolute().with_name(f".{out.absolute().name}.partial")
+    with _alone(partial.with_suffix(".lock"), out):
+        return _prepare(wanted, sources, mirrors, out, partial, progress)
+
+
+@contextmanager
+def _alone(lock: Path, out: Path) -> Iterator[None]:
+    """Hold the lock of a preparation into `out`.
+
+    Raises:
+        ResourceError: another preparation holds it, or it cannot be made.
+    """
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = open_regular(lock, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise ResourceError(f"cannot write {out}: {reason_of(error)}") from None
+    try:
+        is_ours = try_lock(descriptor) and lock.exists() and os.path.samestat(lock.stat(), os.fstat(descriptor))
+        if not is_ours:  # held by another, or let go by one just now
+            raise ResourceError(f"another preparation writes {out}: give this one another folder, or wait for that one")
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
+    finally:
+        os.close(descriptor)
+
+
+def _prepare(
+    wanted: PrepareRequest,
+    sources: list[DocumentSource],
+    mirrors: tuple[str, ...],
+    out: Path,
+    partial: Path,
+    progress: PrepareProgress,
+) -> DataManifest:
+    """Prepare text in the folder `partial`, which becomes `out`."""
     try:
         request = _cache_key(wanted, sources)
         if not ((partial / WANTED).is_file() and (partial / WANTED).read_bytes() == request):
@@ -112,7 +155,7 @@ def _write(
     encoder = _encoder(wanted, sources, folder / TOKENIZER, progress)
     dtype = token_dtype(encoder.vocabulary)
     shuffle = Shuffle(folder / SHUFFLE, dtype, wanted.seed)
-    _tokenize(sources, encoder, shuffle, progress)
+    meter = _tokenize(sources, encoder, shuffle, wanted.most_bad, progress)
     if shuffle.documents == 0:
         raise ResourceError(f"there is no text in {', '.join(wanted.sources)}"[:300])
     shard_tokens = wanted.shard_blocks * wanted.block_tokens
@@ -122,6 +165,13 @@ def _write(
     shutil.rmtree(shuffle.folder)
     if min(train.tokens, held_out.tokens) < 2:
         raise ResourceError(f"too little text: {train.tokens} tokens to train on, {held_out.tokens} held out")
+    if (share := held_out.tokens / (train.tokens + held_out.tokens)) < LEAST_OF_HELD_OUT * wanted.held_out:
+        progress(
+            f"held out are {held_out.tokens:,} tokens, {share:.2%} of all, where --held-out {wanted.held_out:g} of the "
+            "documents was asked for: these differ in length, and another --seed draws others",
+            0,
+            0,
+        )
     progress("hashing", 0, 0)
     measured = [measure(path, dtype, 0, wanted.block_tokens) for path in (*train.paths, *held_out.paths)]
     digests = b"".join(shard_measured.digests for shard_measured in measured)
@@ -138,6 +188,8 @@ def _write(
         blocks=hashlib.sha256(digests).hexdigest(),
         mirrors=mirrors,
     )
+    if meter.skipped:
+        write_atomically(folder / SKIPPED, "".join(f"{record}\n" for record in meter.bad).encode())
     write_atomically(folder / BLOCKS, digests)
     write_atomically(folder / DATA, manifest.canonical())
     (folder / WANTED).unlink()
@@ -157,10 +209,13 @@ def _encoder(wanted: PrepareRequest, sources: list[DocumentSource], kept: Path, 
     return encoder
 
 
-def _tokenize(sources: list[DocumentSource], encoder: Encoder, shuffle: Shuffle, progress: PrepareProgress) -> None:
-    """All documents of all sources, each with the end of a text behind it."""
+def _tokenize(
+    sources: list[DocumentSource], encoder: Encoder, shuffle: Shuffle, most_bad: float, progress: PrepareProgress
+) -> Meter:
+    """Tokenize all documents of all sources, each with the end of a text behind it. Returns what was read."""
     is_known = all(source.size for source in sources)
-    meter, said_at, kept_at = Meter(sum(source.size for source in sources) if is_known else 0), 0.0, time.monotonic()
+    meter = Meter(sum(source.size for source in sources) if is_known else 0, most_bad=most_bad)
+    said_at, kept_at = 0.0, time.monotonic()
     if shuffle.documents:
         progress(f"going on after {shuffle.documents} documents, where it was stopped", 0, 0)
 
@@ -177,6 +232,11 @@ def _tokenize(sources: list[DocumentSource], encoder: Encoder, shuffle: Shuffle,
             said_at = now
             words = f"tokenizing: {shuffle.documents} documents, {shuffle.tokens / 1e6:.1f} million tokens"
             progress(words, meter.done if meter.total else 0, meter.total)
+    meter.require_few_bad()
+    if meter.skipped:
+        first = "; ".join(meter.bad[:3])
+        progress(f"left out {meter.skipped:,} of {meter.records:,} records, which {SKIPPED} lists: {first}", 0, 0)
+    return meter
 
 
 def _split(shuffle: Shuffle, train: ShardWriter, held_out: ShardWriter, share: float, progress: PrepareProgress) -> int:

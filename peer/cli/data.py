@@ -57,6 +57,14 @@ def prepare(
     held_out: Annotated[
         float, typer.Option(min=0.0001, max=0.5, help="Share of the documents that is never trained on.")
     ] = 0.02,
+    skip_bad: Annotated[
+        str,
+        typer.Option(
+            metavar="SHARE%",
+            help="Leave out at most this share of records that cannot be used (no text, no UTF-8, no JSON), and list "
+            "them in skipped.txt.",
+        ),
+    ] = "0.1%",
     seed: Annotated[int, typer.Option(min=0, help="Of the order in which the documents come.")] = 1,
     end_of_text: Annotated[
         str | None, typer.Option(metavar="TOKEN", help="The tokenizer's token that ends a text. Default: a usual one.")
@@ -73,18 +81,19 @@ def prepare(
     from protocol.run.prepared import open_folder
 
     shown = terminal(json)
-    wanted = PrepareRequest(
-        sources=sources,
-        tokenizer=tokenizer,
-        train_tokenizer=train_tokenizer,
-        field=field,
-        held_out=held_out,
-        seed=seed,
-        end_of_text=end_of_text,
-        mirrors=mirror or (),
-    )
 
     def work() -> int:
+        wanted = PrepareRequest(
+            sources=sources,
+            tokenizer=tokenizer,
+            train_tokenizer=train_tokenizer,
+            field=field,
+            held_out=held_out,
+            most_bad=_share("--skip-bad", skip_bad),
+            seed=seed,
+            end_of_text=end_of_text,
+            mirrors=mirror or (),
+        )
         prepare_text(wanted, out, lambda doing, done, total: shown.emit(Progress(doing, done, total)))
         shown.emit(Progress(f"the prepared text is in {out}: give it with --data"))
         if not shown.json:
@@ -92,6 +101,21 @@ def prepare(
         return 0
 
     sys.exit(exit_code_of(shown.emit, work))
+
+
+def _share(option: str, text: str) -> float:
+    """The share that a user gives as a percentage.
+
+    Raises:
+        UserError: it is none.
+    """
+    try:
+        share = float(text.removesuffix("%")) / 100
+    except ValueError:
+        share = -1.0
+    if not (text.endswith("%") and 0 <= share <= 1):
+        raise UserError(f"{option} {text}: give a share of 0% to 100%, such as 0.1%")
+    return share
 
 
 @data_commands.command(epilog="Examples:\n\n  hetpeer data show ~/prepared\n\n  hetpeer data show ~/prepared --json")

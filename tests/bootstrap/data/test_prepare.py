@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -156,7 +157,10 @@ def test_a_dataset_is_streamed_by_its_own_library(tmp_path: Path, monkeypatch: p
         ("a.jsonl", b'{"text": "fine"}\n{"body": "no"}\n', r"a\.jsonl, line 2: has no field 'text', but body.*--field"),
         ("a.jsonl", b'{"text": 5}\n', "line 1: field 'text' is no text but int"),
         ("a.jsonl", b"{not json\n", "line 1"),
-        ("a.jsonl", b"[1]\n", "line 1: is no object"),
+        ("a.jsonl", b"[1]\n", "item 1: is no object"),
+        ("a.jsonl", b'[{"text": "fine"}]\n[2]\n', "begins as a JSON list, and is none"),
+        ("a.jsonl", b'{"text": "a \\ud83d b"}\n', "line 1: field 'text' has half of a surrogate pair"),
+        ("a.jsonl", b'{"text": "fine"}\n{"text": null}\n"\xff"\n', "2 of 3 records .*2: .*null; .*3: .*66.7%"),
         ("a.txt", b"\xff\xd8\xff", r"a\.txt is not text in UTF-8"),
         ("a.jsonl.gz", b"no gzip at all", r"cannot read .*a\.jsonl\.gz"),
         ("a.txt.gz", gzip.compress(b"Some text. " * 1000, mtime=0)[:40], "ends too early"),
@@ -173,6 +177,73 @@ def test_what_cannot_be_read_is_named_and_leaves_nothing(
     with pytest.raises(ResourceError, match=words):
         prepare_text(PrepareRequest([str(tmp_path / name)], train_tokenizer=300), tmp_path / "out", quietly)
     assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_records_that_cannot_be_used_are_left_out_counted_and_listed_within_the_users_share(tmp_path: Path) -> None:
+    bad = ['{"text": null}', "[", '{"text": "a \\ud83d b"}', '{"body": "no"}']
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    lines = [json.dumps({"text": f"record {number} says something"}) for number in range(196)]
+    (texts / "a.jsonl").write_text("\n".join([*lines[:100], *bad, *lines[100:]]), encoding="utf-8-sig")
+    (texts / "b.txt").write_bytes(b"half of this is text, \xff and half is not")
+    said: list[str] = []
+    wanted = PrepareRequest([str(texts)], train_tokenizer=300, most_bad=0.025)
+    manifest = prepare_text(wanted, tmp_path / "out", lambda doing, done, total: said.append(doing))
+    assert manifest.documents + manifest.held_out_documents == 196
+    listed = (tmp_path / "out" / "skipped.txt").read_text().splitlines()
+    assert [line.split(": ")[0].removeprefix(f"{texts}/") for line in listed] == [
+        *(f"a.jsonl, line {number}" for number in range(101, 105)),
+        "b.txt is not text in UTF-8 (invalid start byte)",
+    ]
+    assert any(words.startswith("left out 5 of 201 records, which skipped.txt lists: ") for words in said)
+    with pytest.raises(ResourceError, match=r"5 of 201 records.*--skip-bad 2\.5%"):
+        prepare_text(replace(wanted, most_bad=0.02), tmp_path / "strict", quietly)
+
+
+def test_a_source_of_which_nothing_can_be_used_is_given_up_at_once(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"body": "no"}\n' * 20_000)
+    with pytest.raises(ResourceError, match=r"6 of 6 records.*no field 'text', but body"):
+        prepare_text(PrepareRequest([str(tmp_path)], train_tokenizer=300, most_bad=0), tmp_path / "out", quietly)
+
+
+def test_two_preparations_do_not_write_one_folder(tmp_path: Path) -> None:
+    texts = write_texts(tmp_path / "texts", 10)
+    refused: list[str] = []
+
+    def again(doing: str, done: int, total: int) -> None:
+        if not refused:
+            with pytest.raises(ResourceError, match="another preparation writes") as caught:
+                prepare_text(PrepareRequest([str(texts)], train_tokenizer=300), tmp_path / "out", quietly)
+            refused.append(str(caught.value))
+
+    prepare_text(PrepareRequest([str(texts)], train_tokenizer=300), tmp_path / "out", again)
+    assert refused
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "texts"]
+
+
+def test_a_list_of_records_is_read_as_lines_are(tmp_path: Path) -> None:
+    rows = [{"text": f"record {number} says something"} for number in range(50)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "rows.json").write_text(json.dumps(rows, indent=1))
+    lines, items = (
+        prepare_text(PrepareRequest([str(tmp_path / name)], train_tokenizer=300), tmp_path / kind, quietly)
+        for name, kind in (("rows.jsonl", "lines"), ("rows.json", "items"))
+    )
+    assert lines.shards == items.shards
+
+
+def test_few_tokens_held_out_are_told(tmp_path: Path) -> None:
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for number, words in enumerate([5000, *[1] * 60]):
+        (texts / f"{number:02}.txt").write_text("some words of text " * words)
+    said: list[str] = []
+    prepare_text(
+        PrepareRequest([str(texts)], train_tokenizer=300, held_out=0.1),
+        tmp_path / "out",
+        lambda doing, done, total: said.append(doing),
+    )
+    assert any("where --held-out 0.1 of the documents was asked for" in words for words in said)
 
 
 def test_a_library_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
