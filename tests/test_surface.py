@@ -22,14 +22,14 @@ FLAGS = {
     "admin rewind": "dir json to-round",
     "bootstrap": "announce audit certificate-life closed dashboard data dir dry-run evaluate join json keep-model "
     "listen log-json mirror revoke trials until-stdin-closes weights",
-    "join": "announce compile data data-cache device dir json listen log-json manifest max-disk max-down max-memory "
-    "max-up memory metrics precision priority private-mirrors quiet-hours reach relay stage threads "
+    "join": "announce compile data data-cache device dir help-all json listen log-json manifest max-disk max-down "
+    "max-memory max-up memory metrics precision priority private-mirrors quiet-hours reach relay stage threads "
     "until-stdin-closes",
-    "replica": "announce audit compile data data-cache device dir json listen log-json manifest max-disk max-down "
-    "max-memory max-up memory metrics nnodes node-rank nproc precision priority private-mirrors quiet-hours reach "
+    "replica": "announce audit compile data data-cache device dir help-all json listen log-json manifest max-disk "
+    "max-down max-memory max-up memory metrics nnodes node-rank nproc precision priority private-mirrors quiet-hours reach "
     "relay rendezvous secret-file threads until-stdin-closes",
-    "observe": "announce audit data data-cache device dir hold json listen log-json max-disk max-down max-memory "
-    "max-up metrics priority private-mirrors quiet-hours reach relay stay threads until-stdin-closes",
+    "observe": "announce audit data data-cache device dir help-all hold json listen log-json max-disk max-down "
+    "max-memory max-up metrics priority private-mirrors quiet-hours reach relay stay threads until-stdin-closes",
     "pause": "dir json",
     "resume": "dir json",
     "why": "json",
@@ -72,6 +72,17 @@ def test_every_help_says_what_it_does_and_shows_an_example(command: str):
     assert shown.exit_code == 0
     assert "Example" in shown.output
     assert f"hetpeer {command}" in shown.output
+
+
+@pytest.mark.parametrize("command", ["join", "replica", "observe"])
+def test_a_peers_help_shows_eight_options_in_less_than_a_screen_of_ninety_lines_and_all_when_asked(command: str):
+    usual, everything = (
+        CliRunner().invoke(app, [command, flag], env={"COLUMNS": "80"}).output for flag in ("--help", "--help-all")
+    )
+    assert usual.count("\n") <= 90
+    assert len(re.findall(r"^│ --", usual, re.MULTILINE)) == 8 + 2  # and the two helps
+    shown = {flag for flag in FLAGS[command].split() if re.search(rf"--{flag}\b", everything)}
+    assert {*FLAGS[command].split()} - shown <= {"until-stdin-closes", "hold"}
 
 
 def test_a_replica_computes_in_one_process_at_least():

@@ -17,9 +17,12 @@ from peer.cli.doctor import DOCTOR_EXAMPLES, doctor
 from peer.cli.import_ import IMPORT_EXAMPLES, import_
 from peer.cli.join import (
     JOIN_EXAMPLES,
+    JOIN_OPTIONS,
     OBSERVE_EXAMPLES,
+    OBSERVE_OPTIONS,
     PAUSE_EXAMPLES,
     REPLICA_EXAMPLES,
+    REPLICA_OPTIONS,
     RESUME_EXAMPLES,
     join,
     observe,
@@ -33,6 +36,7 @@ from peer.cli.plan import PLAN_EXAMPLES, plan
 from peer.cli.rewind import REWIND_EXAMPLES, rewind
 from peer.cli.status import STATUS_EXAMPLES, status
 from peer.cli.testnet import TESTNET_EXAMPLES, testnet
+from peer.cli.usual_options import usual_help
 from peer.cli.why import WHY_EXAMPLES, why
 
 HELP_EXAMPLES = (
@@ -72,9 +76,9 @@ def program(
 TAKE_PART, SEE, RUN_A_RUN, MODELS, EXPERIMENTS = "Take part", "See", "Run a run", "Models", "Experiments"
 """The panels of `hetpeer --help`. The commands of each follow here in its order."""
 
-app.command(epilog=JOIN_EXAMPLES, rich_help_panel=TAKE_PART)(join)
-app.command(epilog=REPLICA_EXAMPLES, rich_help_panel=TAKE_PART)(replica)
-app.command(epilog=OBSERVE_EXAMPLES, rich_help_panel=TAKE_PART)(observe)
+app.command(cls=usual_help(JOIN_OPTIONS), epilog=JOIN_EXAMPLES, rich_help_panel=TAKE_PART)(join)
+app.command(cls=usual_help(REPLICA_OPTIONS), epilog=REPLICA_EXAMPLES, rich_help_panel=TAKE_PART)(replica)
+app.command(cls=usual_help(OBSERVE_OPTIONS), epilog=OBSERVE_EXAMPLES, rich_help_panel=TAKE_PART)(observe)
 app.command(epilog=PAUSE_EXAMPLES, rich_help_panel=TAKE_PART)(pause)
 app.command(epilog=RESUME_EXAMPLES, rich_help_panel=TAKE_PART)(resume)
 app.command(epilog=DOCTOR_EXAMPLES, rich_help_panel=SEE)(doctor)

@@ -33,7 +33,12 @@ OBSERVE_EXAMPLES = "Examples:\n\n  hetpeer observe hetpeer1-…\n\n  hetpeer obs
 PAUSE_EXAMPLES = "Examples:\n\n  hetpeer pause\n\n  hetpeer pause --dir ~/peer"
 RESUME_EXAMPLES = "Examples:\n\n  hetpeer resume\n\n  hetpeer resume --dir ~/peer"
 
-NOT_SETTINGS = ("ticket", "directory", "metrics", "log_json", "json", "until_stdin_closes")
+JOIN_OPTIONS = "stage device directory announce max_up max_down max_memory quiet_hours"
+REPLICA_OPTIONS = "device nproc precision compiled directory listen announce data"
+OBSERVE_OPTIONS = "audit device directory listen announce data stay json"
+"""The options that `--help` shows of each; `--help-all` shows all."""
+
+NOT_SETTINGS = ("ticket", "directory", "metrics", "log_json", "json", "until_stdin_closes", "help_all")
 """The options that the command itself uses. All others are fields of `PeerSettings`, by the same names."""
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
+from peer.cli.usual_options import HelpAllOption
 from protocol.errors import UserError
 
 if TYPE_CHECKING:
@@ -255,6 +256,7 @@ class ServingOptions:
         Literal["low", "normal"],
         typer.Option(help="Computing: low lets everything else on this machine go first. For volunteers the default."),
     ] = "normal"
+    help_all: HelpAllOption = False
 
 
 Options = TypeVar("Options")
