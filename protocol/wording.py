@@ -19,7 +19,12 @@ def rate(bits: float) -> str:
 
 
 def lasting(seconds: float, exact: bool = False) -> str:
-    """A time in words: "3.5 ms", "350 ms", "1.2 s", "12 s", "2.5 min"; `exact`: "350.1 ms", "1.23 s", "12.34 s"."""
+    """A time in words: "3.5 ms", "350 ms", "1.2 s", "12 s", "2.5 min", "2.5 h", "2.5 days"; `exact`: "350.1 ms",
+    "1.23 s", "12.34 s"."""
+    if seconds >= 2 * 86400:
+        return f"{seconds / 86400:.1f} days"
+    if seconds >= 2 * 3600:
+        return f"{seconds / 3600:.1f} h"
     if seconds >= 120:
         return f"{seconds / 60:.1f} min"
     if seconds >= 1:

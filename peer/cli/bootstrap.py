@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from bootstrap.monitor.watch import Monitor
-    from bootstrap.node import Listen, ServingRights
+    from bootstrap.node import ServingRights
     from peer.process import Terminal
     from protocol.events.event import Listener
     from protocol.manifest import Manifest
@@ -50,9 +50,6 @@ HAVE_WHOLE = (
     'Say inner.subspace_steps = true, plan for a datacenter, or use "adamw"; and compare the two losses that '
     "`hetpeer status` shows"
 )
-
-MOST_PORT = 65533
-"""The node takes the next two as well."""
 
 STATE_POLL_SECONDS = 2.0
 """The interval, at most, at which the node tells its operator that the run's state has changed, in seconds."""
@@ -171,7 +168,9 @@ def serve_run(options: BootstrapOptions, terminal: "Terminal") -> int:
     from bootstrap.monitor.metrics import render
     from bootstrap.monitor.watch import Monitor
     from bootstrap.node import as_operator, serve_node
+    from bootstrap.oddities import oddities, text_oddities, train_tokens
     from peer.cli.admin import Operator
+    from peer.cli.node_address import listen_address, reach_warning
     from peer.cli.observer import hold_beside, keep_model, observe_beside, why_not_held
     from peer.cli.plan import dry_run
     from peer.process import exit_code_of, run_command
@@ -184,7 +183,7 @@ def serve_run(options: BootstrapOptions, terminal: "Terminal") -> int:
     from protocol.trust.keys import load_or_create
 
     def serve() -> int:
-        where, life = _listen_address(options), duration(options.life)
+        where, life = listen_address(options.listen, options.announce or ()), duration(options.life)
         mirrors = _mirrors(options)
         _require_operator(options)
         ticket = tickets.parse_ticket(options.join) if options.join else None
@@ -196,6 +195,8 @@ def serve_run(options: BootstrapOptions, terminal: "Terminal") -> int:
             manifest = load_manifest(options.run_toml)
             if is_muon_alone(manifest):
                 terminal.emit(Warned(f"{MUON_ALONE}. {HAVE_WHOLE}"))
+            for odd in oddities(manifest):
+                terminal.emit(Warned(f"WARNING: {odd}"))
             if options.dry_run:
                 return dry_run(manifest, terminal)
             name = f"bootstrap-{manifest.run.name}"
@@ -206,6 +207,8 @@ def serve_run(options: BootstrapOptions, terminal: "Terminal") -> int:
                 descriptor = create_run(
                     manifest, folder, options.data, lambda doing: terminal.emit(Progress(doing)), options.weights
                 )
+                for odd in text_oddities(manifest, train_tokens(folder, descriptor)):
+                    terminal.emit(Warned(f"WARNING: {odd}"))
 
             first_token = _close(options, folder)
             if first_token:
@@ -225,6 +228,8 @@ def serve_run(options: BootstrapOptions, terminal: "Terminal") -> int:
                     if dashboard and dashboard.warning:
                         terminal.emit(Warned(dashboard.warning))
                     terminal.emit(Serving(str(shown), ticket.run_id, dashboard.url if dashboard else ""))
+                    if warning := reach_warning(ticket):
+                        terminal.emit(Warned(f"WARNING: {warning}"))
                     up.set_result(ticket)
 
                 async def evaluate(node: Operator) -> None:
@@ -380,21 +385,3 @@ def is_muon_alone(manifest: "Manifest") -> bool:
     alone = not manifest.replicas.datacenters and manifest.replicas.stages > 1
     free = manifest.inner.optimizer == "muon" and not manifest.inner.subspace_steps
     return free and manifest.compressed and alone
-
-
-def _listen_address(options: BootstrapOptions) -> "Listen":
-    from bootstrap.node import Listen
-    from protocol.addresses import WILDCARDS, read_host, split_address
-
-    try:
-        host, port = split_address(options.listen)
-        named = [read_host(text) for text in options.announce or ()]
-    except FormatError as error:
-        raise UserError(f"--listen takes HOST:PORT, and --announce HOST: {error}") from None
-    if any(other_port is not None for _, other_port in named):
-        raise UserError("--announce takes HOST alone: the ports are those of --listen")
-    if port > MOST_PORT:
-        raise UserError(f"--listen takes a port up to {MOST_PORT}: libp2p and peers use the next two")
-    if host in WILDCARDS and not named:
-        raise UserError(f"listening on {host} needs --announce HOST: the address that peers can reach")
-    return Listen(host, port, tuple(name for name, _ in named))

@@ -218,7 +218,10 @@ def advice(manifest: "Manifest", on: "Volunteer", here: "RoundEstimate", overlap
         HIDDEN,
     )
     moved = f"A round moves {size(here.up_bytes)} up and {size(here.down_bytes)} down"
-    sentence = f"{moved}, and uses {here.used:.1%} of the device; what it waits for is {LIMIT_SENTENCES[here.limit]}."
+    sentence = (
+        f"{moved}, and uses {here.used:.1%} of the device; what it waits for is {LIMIT_SENTENCES[here.limit]}. "
+        f"{_in_all(manifest, here)}"
+    )
     steps, shorter = best_overlap(work_of(manifest, compression), on, overlap)
     if steps > manifest.inner.overlap and shorter >= WORTH_SAYING:
         sentence += (
@@ -231,6 +234,18 @@ def advice(manifest: "Manifest", on: "Volunteer", here: "RoundEstimate", overlap
     if here.exchange > 0.02 * here.seconds and not overlap:
         return f"{sentence} `overlap = true` in [outer] would hide the exchange, too."
     return sentence
+
+
+def _in_all(manifest: "Manifest", here: "RoundEstimate") -> str:
+    """The time and the traffic that the whole run takes of a volunteer, and a day of it."""
+    from protocol.wording import lasting, size
+
+    rounds, a_day = manifest.outer.rounds, 86400 / here.seconds
+    up, down = here.up_bytes, here.down_bytes
+    return (
+        f"The run's {rounds:,} rounds take {lasting(rounds * here.seconds)}, and move {size(rounds * up)} up and "
+        f"{size(rounds * down)} down; a day of it, {size(a_day * up)} up and {size(a_day * down)} down."
+    )
 
 
 # A dry run
@@ -331,4 +346,4 @@ def _drawn(manifest: "Manifest", found: list[Participant]) -> "RenderableType":
         "Memory is an upper estimate; recomputed: with --memory recompute. "
         "Nothing was made; without --dry-run the run is created and served."
     )
-    return Group(*(Text(row, no_wrap=True) for row in lines), "", table, "", Text(last, no_wrap=True))
+    return Group(*map(Text, lines), "", table, "", Text(last))

@@ -46,6 +46,14 @@ def test_times_are_in_words():
     assert [since(each) for each in (0, 61.9, 3600, 90061)] == ["0:00", "1:01", "1:00:00", "25:01:01"]
     assert [minutes_and_seconds(each) for each in (0, 61.9, 5400)] == ["0:00", "1:01", "90:00"]
     times = (0.0035, 0.35014, 1.234, 12.345, 150)
+    assert [lasting(each * 3600) for each in (1.9, 2, 2.5, 47.9, 48, 240)] == [
+        "114.0 min",
+        "2.0 h",
+        "2.5 h",
+        "47.9 h",
+        "2.0 days",
+        "10.0 days",
+    ]
     assert [lasting(each) for each in times] == ["3.5 ms", "350 ms", "1.2 s", "12 s", "2.5 min"]
     assert [lasting(each, exact=True) for each in times] == ["3.5 ms", "350.1 ms", "1.23 s", "12.35 s", "2.5 min"]
 
