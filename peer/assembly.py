@@ -43,6 +43,7 @@ from peer.network.receipt_exchange import CreditService, ReceiptCollector, SeenW
 from peer.network.reporter import Reporter
 from peer.network.snapshot_transfer import SnapshotService
 from peer.network.spot_check_service import SpotCheckService
+from peer.planning.welcome import introduction, what_it_takes
 from peer.settings import PeerSettings
 from peer.store.membership import StoredMembership, claim_folder, node_of
 from peer.store.receipt_file import RECEIPTS, KeptReceipts
@@ -117,6 +118,7 @@ async def joined(
     warming = tasks.spawn(asyncio.to_thread(warm_up))
     if await asyncio.to_thread(claim_folder, settings.directory, descriptor):
         emit(Warned(f"WARNING: {settings.directory / DESCRIPTOR} was damaged, and is written again: look at the disk"))
+    emit(Progress(introduction(descriptor)))
     choice = await asyncio.to_thread(choose_stages, settings, descriptor, identity, stored, device)
     membership = stored or await register_here(settings, descriptor, identity, choice.stages)
     its_stage = (membership.card.stage,)
@@ -127,6 +129,8 @@ async def joined(
         f"this run keeps up to {size(space.needed)} in {settings.directory}, and never more than {size(space.limit)}"
     )
     emit(Progress(notice))
+    if takes := what_it_takes(descriptor.manifest, settings.role, membership.card.stage):
+        emit(Progress(takes))
     moves_to = await asyncio.to_thread(stages_elsewhere, settings, descriptor, membership.card.stage, device)
     async with AsyncExitStack() as opened:  # what is opened last is closed first
         network = await _open(settings, identity, descriptor, membership, opened, emit)

@@ -83,7 +83,7 @@ def test_a_stage_in_the_middle_sends_and_receives_twice_as_much_as_one_at_an_end
         (CLOCK_SLACK_SECONDS, []),
         (CLOCK_SLACK_SECONDS + 1, ["61 s ahead of"]),
         (-CLOCK_SLACK_SECONDS - 1, ["61 s behind"]),
-        (-7200.0, ["120.0 min behind"]),
+        (-7200.0, ["2.0 h behind"]),
     ],
 )
 def test_a_clock_that_others_do_not_put_up_with_is_told(ahead: float, said: list[str]):

@@ -1,0 +1,40 @@
+"""What a newcomer is told of the run that it joins."""
+
+from peer.planning.model import HEADERS_SHARE, work_of
+from peer.planning.welcome import bytes_of_a_round, introduction, what_it_takes
+from protocol.identity import PeerId
+from protocol.manifest import Manifest, check_manifest
+from protocol.run.run_files import descriptor_of
+from protocol.wording import size
+
+
+def manifest(**replicas: int) -> Manifest:
+    tables = {"groups": 2, "stages": 4, "datacenters": 1} | replicas
+    return check_manifest({"run": {"name": "ours"}, "model": {"preset": "178m"}, "replicas": tables})
+
+
+def test_a_run_says_what_it_makes_of_how_much_text_and_whose_it_is():
+    said = introduction(descriptor_of(manifest(), PeerId("Qm" + "x" * 36 + "theirkey"), []))
+    tokens = 3 * 100 * 50 * manifest().tokens_per_step / 1e9
+    assert said.startswith("the run ours trains a model of 177.6 M parameters")
+    assert f"on {tokens:,.3g} billion tokens of text, in 100 rounds; its operator is theirkey" in said
+
+
+def test_a_stage_in_the_middle_sends_frames_both_ways_and_its_contribution_to_each_other_replica():
+    ours, work = manifest(), work_of(manifest(), stage=1)
+    frames = work.microbatches * work.steps * (work.forward_bytes + work.backward_bytes)
+    expected = (frames + 2 * work.contribution) / (1 - HEADERS_SHARE)
+    assert bytes_of_a_round(ours, "volunteer", 1) == expected
+    assert bytes_of_a_round(ours, "volunteer", 0) < bytes_of_a_round(ours, "volunteer", 1)
+    said = what_it_takes(ours, "volunteer", 1)
+    assert f"stage 1 of 4, and sends {size(expected)} a round" in said
+    assert f"{size(100 * expected)} each way in all 100 rounds" in said
+
+
+def test_a_datacenter_sends_contributions_alone_and_an_observer_nothing_of_its_own():
+    ours = manifest()
+    parts = sum(work_of(ours, stage=stage).contribution for stage in range(4))
+    assert bytes_of_a_round(ours, "datacenter", -1) == 2 * parts / (1 - HEADERS_SHARE)
+    assert "a whole replica" in what_it_takes(ours, "datacenter", -1)
+    assert what_it_takes(ours, "observer", -1) == ""
+    assert bytes_of_a_round(manifest(groups=0, datacenters=1), "datacenter", -1) == 0
