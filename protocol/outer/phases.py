@@ -62,7 +62,7 @@ PHASES: dict[RunPhase, Rule] = {
     P.AWAITING_STATE: Rule(
         ended_by="a peer that brings the state back, or the operator, who rewinds the run or ends it",
         bound="none: the decision is the operator's, who is told as well",
-        shown="which state it is, who held it last, and what ends the wait",
+        shown="which state it is, and what ends the wait",
         next=frozenset({P.TRAINING, P.GATHERING, P.CATCHING_UP, P.MISSED_END, P.SETTLING, P.DONE}),
     ),
     P.MISSED_END: Rule(
