@@ -111,6 +111,7 @@ class View(ViewModel):
     state: RunState | Literal[""] = Field("", description="empty: the node is too old to tell")
     state_why: str = Field("", description="what is missing, in words, where something is")
     state_since: float = Field(0.0, description="Unix seconds")
+    seconds_left: float | None = Field(None, description="to the run's end, at the pace of its last rounds")
 
 
 # What a node says of the run to whoever asks at its registration port

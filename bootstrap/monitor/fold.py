@@ -9,7 +9,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from bootstrap.monitor.peers import AWAY_STATES, Peer, group_views, is_over, present, silent, silent_leader
-from bootstrap.monitor.rounds import JUDGE_SECONDS, MOST_CLAIMS, Round, outer_ratio, pipeline_ratio, recalled
+from bootstrap.monitor.rounds import (
+    JUDGE_SECONDS,
+    MOST_CLAIMS,
+    Round,
+    outer_ratio,
+    pipeline_ratio,
+    recalled,
+    time_left,
+)
 from bootstrap.monitor.run_state import LastState, RunStatus, has_replica, lost_state, run_state
 from protocol.events.activity import Contributed, Evaluated, GroupBroken, GroupFormed, RoundDone
 from protocol.events.decisions import EndedEarly, Left, WentOn
@@ -331,6 +339,9 @@ class Fold:
             state=self.state.state,
             state_why=self.state.why,
             state_since=self.state.since,
+            seconds_left=None
+            if self.state.state == "stalled"
+            else time_left(self.rounds.values(), self.finished, manifest.outer.rounds, now),
         )
 
     def _tokens_in_progress(self) -> int:

@@ -144,6 +144,19 @@ def outer_ratio(manifest: Manifest) -> float:
 
 # How long a round takes
 
+
+def time_left(entries: Iterable[Round], finished: int, rounds: int, now: float) -> float | None:
+    """The seconds to the end of a run of so many `rounds`, of which one is `finished`, by its last rounds' mean length;
+    None: no two ends are known. A round that lasts longer than others already counts."""
+    ends = [(entry.round, entry.ended) for entry in entries if entry.ended is not None and entry.round <= finished]
+    ends = sorted(ends)[-PACE_ROUNDS_KEPT - 1 :]
+    if len(ends) < 2 or finished >= rounds:
+        return None
+    (first, begun), (last, ended) = ends[0], ends[-1]
+    usual = (ended - begun) / (last - first)
+    return (rounds - last) * max(usual, (now - begun) / (last - first + 1)) - min(now - ended, usual)
+
+
 PACE_ROUNDS_KEPT = 8
 """Their mean is what a round takes: fewer would tell more of one slow peer, more of a swarm that was another."""
 

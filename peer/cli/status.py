@@ -124,11 +124,12 @@ def run_tables(view: "View", trouble: str = "") -> "RenderableType":
     from rich.console import Group
     from rich.text import Text
 
-    from protocol.wording import printable
+    from protocol.wording import lasting, printable
 
     done = f"{view.tokens:,} tokens, {view.tokens_per_second:,.0f} a second"
     state = f"{view.state}, " if view.state else ""
-    title = f"Run {view.run_id[:12]}: {state}round {view.round} of {view.rounds}, {done}"
+    remaining = "" if view.seconds_left is None else f", about {lasting(view.seconds_left)} left"
+    title = f"Run {view.run_id[:12]}: {state}round {view.round} of {view.rounds}, {done}{remaining}"
     parts: list[RenderableType] = [Text(title, style="bold"), Text(""), peers_table(view)]
     whys = []
     if view.state_why:

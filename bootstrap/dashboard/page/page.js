@@ -93,6 +93,7 @@ function figures(view) {
       figure("Peers", whole(there), lost ? `${whole(lost)} lost` : "", lost ? "alarming" : ""),
       figure("Bytes saved", share === null ? "–" : percent(share)),
       figure("Running for", duration(view.now - view.started)),
+      figure("Left", view.seconds_left === null ? "–" : duration(view.seconds_left)),
     ),
     make("progress", { class: "course", max: view.rounds, value: Math.min(view.round, view.rounds), "aria-label": "Rounds of the run" }),
   ];

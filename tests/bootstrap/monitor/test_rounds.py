@@ -2,7 +2,7 @@
 
 import pytest
 
-from bootstrap.monitor.rounds import PACE_ROUNDS_KEPT, SwarmPace
+from bootstrap.monitor.rounds import PACE_ROUNDS_KEPT, Round, SwarmPace, time_left
 from protocol.identity import PeerId
 from protocol.trust.membership_card import Role
 from protocol.trust.records import PeerRecord
@@ -65,3 +65,21 @@ def test_who_only_watches_does_not_count():
     pace = SwarmPace()
     pace.see([says("a", 50, 1.0, "observer"), says("b", 3, 1.0)], 0, 1.0)
     assert pace.round == 3
+
+
+@pytest.mark.parametrize(
+    ("ends", "now", "left"),
+    [
+        ({}, 100.0, None),
+        ({1: 100.0}, 101.0, None),
+        ({1: 100.0, 2: 110.0}, 110.0, 180.0),
+        ({1: 100.0, 2: 110.0}, 114.0, 176.0),
+        ({1: 100.0, 2: 110.0}, 130.0, 18 * 15.0 - 10.0),  # this round takes longer than others
+        ({number: 10.0 * number for number in range(1, 21)}, 200.0, None),  # over
+        ({1: 0.0} | {number: 5000 + 10.0 * number for number in range(2, 13)}, 5120.0, 80.0),  # old ends do not count
+    ],
+)
+def test_the_time_left_is_that_of_the_last_rounds(ends: dict[int, float], now: float, left: float | None):
+    entries = [Round(number, ended - 1, ended) for number, ended in ends.items()]
+    entries.append(Round(max(ends, default=0) + 1, now))
+    assert time_left(entries, max(ends, default=0), 20, now) == left
