@@ -263,7 +263,7 @@ class Fold:
         over = self.over or self.finished >= manifest.outer.rounds
         if awake or over or before.state == "gathering":
             rounds = [entry for _, entry in sorted(self.rounds.items())]
-            seen_before = before, self.alone, over, now, self.last_state, self.lost
+            seen_before = before, self.alone, over, now, self.last_state, self.lost, self.awake
             self.state = run_state(manifest, peers, groups, rounds, *seen_before)
         if self.state.state != before.state:
             round = min(self.finished + 1, manifest.outer.rounds)

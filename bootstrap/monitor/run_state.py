@@ -83,10 +83,11 @@ def run_state(
     now: float,
     last_state: LastState = "",
     lost: float | None = None,
+    awake: float = 0.0,
 ) -> RunStatus:
     """The run's state now, where it was `before`. `rounds`: those known, in order. `alone`: since when no replica is
     complete; None: one is, or this node has not looked for long enough to tell. `lost`: the same of a state that nobody
-    holds any more."""
+    holds any more. `awake`: since when this node looks: what ended before, while it was away, it did not see."""
     if over:
         return _since(before, "finished", HOLDING[last_state], now)
     has_begun = any(any(entry.stepped.values()) or entry.contributed or entry.ended is not None for entry in rounds)
@@ -99,7 +100,7 @@ def run_state(
         why = f"no replica is complete: {want}" if lost is None else lost_state(manifest, peers)
         return _since(before, "stalled", why, alone)
     usual, ends = usual_seconds(rounds), [entry.ended for entry in rounds if entry.ended is not None]
-    if usual is not None and now - ends[-1] >= max(STALLED_TIMES * usual, STALLED_SECONDS):
+    if usual is not None and now - max(ends[-1], awake) >= max(STALLED_TIMES * usual, STALLED_SECONDS):
         want = waits_for(manifest, peers)
         words = f"no round has ended for {STALLED_TIMES} times the usual {usual:.0f} s"
         return _since(before, "stalled", f"{words}; {want}" if want else words, ends[-1])

@@ -270,7 +270,9 @@ def serve_run(options: BootstrapOptions, terminal: "Terminal") -> int:
                         tasks.create_task(evaluate(node))
                     elif options.keep_model and options.join is None:
                         tasks.create_task(hold(node))
-                terminal.emit(Progress("Stopped. Peers train on, and the same command takes this node up again."))
+                is_over = monitor.run_state.state == "finished"
+                goes_on = "The run is over" if is_over else "Peers train on"
+                terminal.emit(Progress(f"Stopped. {goes_on}, and the same command takes this node up again."))
 
             return run_command(work, terminal)
 

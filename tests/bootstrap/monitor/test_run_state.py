@@ -77,6 +77,15 @@ def test_a_run_in_which_no_round_ends_is_stalled(usual: float):
     assert f"no round has ended for 10 times the usual {usual:.0f} s" in now.why
 
 
+def test_a_node_that_was_away_itself_does_not_say_that_no_round_has_ended():
+    rounds = [ended(1, NOW - 1000, NOW - 998), ended(2, NOW - 998, NOW - 996), Round(3, NOW - 996)]
+    states = [
+        run_state(MANIFEST, [], [], rounds, TRAINED, None, False, NOW, awake=NOW - seconds).state
+        for seconds in (STALLED_SECONDS - 0.1, STALLED_SECONDS)
+    ]
+    assert states == ["training", "stalled"]
+
+
 def test_a_run_whose_first_round_is_long_is_not_stalled():
     assert found([Round(1, 0.0, stepped={PeerId("A"): 1})]).state == "training"
 
