@@ -52,8 +52,6 @@ class Status(ReportedStatus):
 
     clock: Callable[[], float] = monotonic
     version: str = field(default_factory=program_version, kw_only=True)
-    heard: float = 0.0
-    """The time of the last event."""
     waiting: Waiting | None = None
     """The present wait; None: there is none."""
     waits_since: float = 0.0
@@ -98,7 +96,6 @@ class Status(ReportedStatus):
 
     def take(self, event: Event, now: float) -> None:
         """Follow an event of the peer's that comes `now`."""
-        self.heard = now
         for name in event.kept:
             setattr(self, name, getattr(event, name))
         if event.state is not None:
