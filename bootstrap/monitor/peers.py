@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from protocol.events.event import PeerState
+from protocol.events.fields import MOST_PER_SECOND
 from protocol.events.peer_report import STATUS_FIELDS, ReportedStatus
 from protocol.identity import PeerId
 from protocol.monitor import GroupView, PeerView, RunState
@@ -134,7 +135,7 @@ class Peer:
         if not self.samples:
             return 0.0
         (began, first), (_, last) = self.samples[0], self.samples[-1]
-        return max(0, last - first) / max(now - began, 1.0)
+        return min(max(0, last - first) / max(now - began, 1.0), MOST_PER_SECOND)  # a liar tells any number of tokens
 
     def is_at_work(self, now: float) -> bool:
         """Whether it gives signs of life, and has not been idle for `IDLE_SECONDS`."""

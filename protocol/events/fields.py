@@ -31,8 +31,10 @@ Loss = Annotated[FiniteFloat, Field(ge=0, le=1e6)]
 Nats = Annotated[FiniteFloat, Field(ge=-1e6, le=1e6)]
 Seconds = Annotated[FiniteFloat, Field(ge=0, le=1e9)]
 Ratio = Annotated[FiniteFloat, Field(ge=-1e9, le=1e9)]
-PerSecond = Annotated[FiniteFloat, Field(ge=0, le=1e12)]
+MOST_PER_SECOND = 1e12
 """Tokens or bytes a second: nobody does more."""
+
+PerSecond = Annotated[FiniteFloat, Field(ge=0, le=MOST_PER_SECOND)]
 
 Celsius = Annotated[FiniteFloat, Field(ge=-100, le=200)]
 Percent = Annotated[int, Field(ge=0, le=100)]

@@ -22,7 +22,7 @@ from protocol.events.decisions import Left, WentOn
 from protocol.events.event import Event, PeerState
 from protocol.events.peer_report import PeerReport, ReportedStatus, pack_report, unpack_report
 from protocol.identity import PeerId, RunId
-from protocol.monitor import MOST_LINES, PeerView
+from protocol.monitor import MOST_LINES, PeerView, View
 from protocol.patience import CUT_STREAM_SECONDS, LOST_PEER_SECONDS
 from protocol.trust.records import PeerRecord
 from tests.reference.small_manifest import small_manifest
@@ -327,6 +327,14 @@ def test_tokens_a_second_are_the_mean_of_the_last_seconds_also_while_a_round_end
     assert scene.peer(LEADER).tokens_per_second == 0
     scene.later(30)
     assert scene.peer(LEADER).tokens_per_second == 0
+
+
+def test_whatever_tokens_a_peer_tells_others_can_read_the_view():
+    scene = Scene(LEADER)
+    scene.tells(LEADER, tokens=0)
+    scene.tells(LEADER, tokens=2**53)
+    view = scene.fold.view(scene.now)
+    assert View.model_validate_json(view.model_dump_json()) == view
 
 
 def test_the_bytes_of_a_round_are_those_since_the_last_that_was_told():
