@@ -24,7 +24,7 @@ from protocol.monitor import LineView, RoundView, RunState, View
 from protocol.net.allowances import RateLimit
 from protocol.net.channels import EOF, caller, refuse, require_manifest
 from protocol.net.lenient import NO_MESSAGE
-from protocol.net.tasks import Children, Notifier, first_of
+from protocol.net.tasks import Children, Notifier, first_of, wait_at_most
 from protocol.schemas import monitor_pb2 as pb
 from protocol.schemas import monitor_pb2_grpc
 from protocol.trust.certificates import Caller
@@ -133,7 +133,7 @@ class Monitor:
     async def until_outdated(self, seconds: float) -> None:
         """Wait until the record of a peer that reports is not known here, or older than what it reports, or a peer ends
         its reports; `seconds` at most."""
-        await _until(self._outdated, seconds)
+        await wait_at_most(seconds, self._outdated.wait())
         self._outdated.clear()
 
     def see_records(self, records: Iterable[PeerRecord]) -> None:
@@ -174,7 +174,7 @@ class Monitor:
             while True:
                 due_at = monotonic() + MONITOR_SAVE_SECONDS
                 while not self._urgent.is_set() and monotonic() < due_at:
-                    await _until(self._urgent, RUN_POLL_SECONDS)
+                    await wait_at_most(RUN_POLL_SECONDS, self._urgent.wait())
                     self._look()
                 self._urgent.clear()
                 await asyncio.to_thread(self.write, *self._to_keep())
@@ -255,9 +255,3 @@ class MonitorService(monitor_pb2_grpc.MonitorServicer):
                 except (FormatError, RefusedError) as error:
                     return str(error)
         return ""
-
-
-async def _until(event: asyncio.Event, seconds: float) -> None:
-    with suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await event.wait()

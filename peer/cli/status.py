@@ -4,7 +4,6 @@ at the registration port."""
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -98,16 +97,13 @@ async def _views(ticket: "Ticket", stop: "asyncio.Event") -> AsyncIterator[tuple
     Raises:
         HetpeerError: it does not answer at all.
     """
-    import asyncio
-
     from peer.network.admission import ask_status
+    from protocol.net.tasks import wait_at_most
 
     view, trouble = await ask_status(ticket), ""
     while True:
         yield view, trouble
-        with suppress(TimeoutError):
-            async with asyncio.timeout(WATCH_SECONDS):
-                await stop.wait()
+        await wait_at_most(WATCH_SECONDS, stop.wait())
         if stop.is_set():
             return
         try:

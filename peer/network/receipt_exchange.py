@@ -24,6 +24,7 @@ from protocol.identity import PeerId
 from protocol.manifest import Manifest
 from protocol.net.channels import caller, handshake, refuse, require_manifest
 from protocol.net.guard import charge
+from protocol.net.tasks import wait_at_most
 from protocol.schemas import credit_pb2 as pb
 from protocol.schemas import credit_pb2_grpc
 from protocol.trust.membership_card import Card, Signer
@@ -157,9 +158,7 @@ class ReceiptCollector:
             self.emit(recalled)
         again: list[PeerRound] = []
         while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(RECEIPT_RETRY_SECONDS if again else RECEIPT_INTERVAL_SECONDS):
-                    await self.wake.wait()
+            await wait_at_most(RECEIPT_RETRY_SECONDS if again else RECEIPT_INTERVAL_SECONDS, self.wake.wait())
             over = self.wake.is_set()
             self.wake.clear()
             again = await self.ask(None if over or not again else again)

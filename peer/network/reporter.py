@@ -33,7 +33,7 @@ from protocol.events.peer_report import (
 )
 from protocol.net.allowances import pause_after
 from protocol.net.channels import Reachable, handshake
-from protocol.net.tasks import Children
+from protocol.net.tasks import Children, wait_at_most
 from protocol.patience import CALL_SECONDS
 from protocol.schemas import monitor_pb2 as pb
 from protocol.schemas import monitor_pb2_grpc
@@ -109,7 +109,7 @@ class Reporter:
                     failures = 0
             failures += 1
             pause = pause_after(failures, LEAST_PAUSE_SECONDS, MOST_PAUSE_SECONDS)
-            await self._wait(pause * random.uniform(0.75, 1.25))
+            await wait_at_most(pause * random.uniform(0.75, 1.25), self._closing.wait())
 
     async def _tell(self, stream: Any) -> None:
         """Send batches on a stream until this peer leaves, or the node ends the stream."""
@@ -135,7 +135,7 @@ class Reporter:
                 with suppress(*BROKEN_CALL_ERRORS):
                     await stream.read()
                 return
-            await self._wait(BATCH_SECONDS)
+            await wait_at_most(BATCH_SECONDS, self._closing.wait())
 
     def _packed(self, took: Sequence[TimedEvent]) -> bytes:
         """The status and these events as one batch. Events that break a bound are left out, and, where the batch is too
@@ -149,12 +149,6 @@ class Reporter:
                 return packed
             left_out += 1
             events.pop(0)
-
-    async def _wait(self, seconds: float) -> None:
-        """Wait for so many seconds, or until this peer leaves."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._closing.wait()
 
 
 def _is_within_bounds(event: Event) -> bool:

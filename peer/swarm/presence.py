@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
 
 from peer.model.first_weights import read_part
@@ -22,6 +22,7 @@ from protocol.clock import monotonic
 from protocol.events.activity import Pulse
 from protocol.events.event import Listener
 from protocol.identity import Part
+from protocol.net.tasks import wait_at_most
 from protocol.patience import CALL_SECONDS, LAST_RECEIPTS_SECONDS
 
 PULSE_SECONDS = 5.0
@@ -107,9 +108,7 @@ async def _join_swarm(node: Node, outer: OuterLoop, tasks: asyncio.TaskGroup) ->
 async def _say_goodbye(node: Node, outer: OuterLoop) -> None:
     """Collect the last receipts, hand out what this peer has made, and tell the others that it is gone."""
     discovery = node.discovery
-    with suppress(TimeoutError):
-        async with asyncio.timeout(LAST_RECEIPTS_SECONDS):
-            await node.receipt_collector.ask()
+    await wait_at_most(LAST_RECEIPTS_SECONDS, node.receipt_collector.ask())
     discovery.update_record(gone=True, replica="")
     async with reporting_a_long_wait(node.emit, lambda: waits.for_hearers(discovery.others(), CALL_SECONDS)):
         await node.reconciler.hand_out()

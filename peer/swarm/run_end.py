@@ -17,7 +17,7 @@ from protocol.errors import HetpeerError
 from protocol.events.activity import Progress, Waiting, Warned
 from protocol.events.event import Listener
 from protocol.identity import PeerId
-from protocol.net.tasks import Children
+from protocol.net.tasks import Children, wait_at_most
 from protocol.patience import (
     END_KNOWN_POLL_SECONDS,
     END_KNOWN_SECONDS,
@@ -245,7 +245,5 @@ async def reporting_a_long_wait(emit: Listener, wait: Callable[[], Waiting]) -> 
 async def _have_all(outer: OuterLoop) -> bool:
     """Take what the others have; whether they have all that is here."""
     same = await compare_with_all(outer)
-    with suppress(TimeoutError):
-        async with asyncio.timeout(SETTLE_PATIENCE_SECONDS):
-            await outer.reconciler.learnt()
+    await wait_at_most(SETTLE_PATIENCE_SECONDS, outer.reconciler.learnt())
     return same

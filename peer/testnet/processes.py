@@ -40,7 +40,7 @@ from peer.testnet.swarm import BOOTSTRAP, Swarm
 from peer.testnet.testnet_options import TestnetOptions
 from protocol.events.activity import Evaluated, Failed, Finished, GroupFormed, Serving
 from protocol.events.event import Event
-from protocol.net.tasks import first_of
+from protocol.net.tasks import first_of, wait_at_most
 
 BLAME_SECONDS = 8.0
 """Time in which all neighbours of a process that died have ended: it takes them along within milliseconds."""
@@ -114,9 +114,7 @@ class Testnet:
             await self._wait_until_finished()
             for task in beside:
                 task.cancel()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(LAST_EVALUATION_SECONDS):
-                await self.last_evaluation.wait()
+        await wait_at_most(LAST_EVALUATION_SECONDS, self.last_evaluation.wait())
 
     async def address(self) -> str:
         """Choose where the bootstrap node listens. After a fault it may have to be found there again."""

@@ -8,7 +8,6 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +23,7 @@ from protocol.net.dht_calls import Calls
 from protocol.net.dht_checks import Checks, Offence, Rules, no_offence
 from protocol.net.gate import Gate
 from protocol.net.streams import BROKEN_STREAM_ERRORS, Streams
-from protocol.net.tasks import Children, Notifier, apart, first_of
+from protocol.net.tasks import Children, Notifier, apart, first_of, wait_at_most
 from protocol.trust.keys import Identity
 
 WAIT_SECONDS = 2.0
@@ -105,9 +104,7 @@ class Dht:
             await self.attach(addresses())
             self.attach_wanted.clear()
             seconds = ATTACH_AGAIN_SECONDS * random.uniform(0.75, 1.25)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await (asyncio.sleep(seconds) if was_early else self.attach_wanted.wait())
+            await wait_at_most(seconds, asyncio.sleep(seconds) if was_early else self.attach_wanted.wait())
             was_early = self.attach_wanted.is_set() and not was_early
 
     async def _meet(self, peer: str, addresses: Sequence[str]) -> bool:

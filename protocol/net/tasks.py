@@ -79,6 +79,13 @@ async def first_of(*works: Coroutine[Any, Any, object]) -> None:
                 task.result()
 
 
+async def wait_at_most(seconds: float | None, work: Coroutine[Any, Any, object]) -> None:
+    """Wait for `work`, so many seconds at most: then it is cancelled. None: without a limit."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await work
+
+
 async def first_success(
     attempts: Sequence[Callable[[], Coroutine[Any, Any, Result]]], stagger: float, failures: tuple[type[Exception], ...]
 ) -> Result:
@@ -134,9 +141,7 @@ class Notifier:
 
     async def wait(self, seconds: float | None = None) -> None:
         """Wait until the next ring, so many seconds at most. Whatever was looked at just before cannot be missed."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._event.wait()
+        await wait_at_most(seconds, self._event.wait())
 
     async def until(self, holds: Callable[[], bool]) -> None:
         """Wait until a condition holds, which is looked at after each ring."""

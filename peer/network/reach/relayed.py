@@ -4,7 +4,6 @@ public peer, and takes tunnels from them."""
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 
@@ -19,7 +18,7 @@ from protocol.limits import RELAY_OPEN_SECONDS, RELAY_PING_SECONDS, RELAYS_KEPT,
 from protocol.net.bandwidth import Bandwidth
 from protocol.net.relay import Relay, be_held, ping
 from protocol.net.streams import BROKEN_STREAM_ERRORS, TUNNEL, Stream, Streams, splice
-from protocol.net.tasks import Children, first_of
+from protocol.net.tasks import Children, first_of, wait_at_most
 from protocol.trust.records import is_relay
 
 RELAY_RETRY_SECONDS = 20.0
@@ -73,9 +72,7 @@ class RelayedPeer:
                 await self._find_relays()
                 if self._named() != self.discovery.record.via:
                     await self.discovery.publish(via=self._named())
-                with suppress(TimeoutError):  # until a relay is lost, or it is time to look for one
-                    async with asyncio.timeout(CONNECT_POLL_SECONDS):
-                        await self.changed.wait()
+                await wait_at_most(CONNECT_POLL_SECONDS, self.changed.wait())  # or until a relay is lost
         finally:
             await self.tasks.end()
 

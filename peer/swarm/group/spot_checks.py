@@ -10,7 +10,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -36,6 +36,7 @@ from protocol.codec.spot_check import NOTHING, Likeness, ReceivedPass
 from protocol.errors import LostMemberError
 from protocol.identity import PeerId
 from protocol.manifest import Manifest
+from protocol.net.tasks import wait_at_most
 from protocol.schemas import pipeline_pb2 as pb
 
 PASSES_KEPT = 512
@@ -165,7 +166,7 @@ class SpotChecking:
         """Have a microbatch computed again, and if a neighbour sent what is false, hold it to account."""
         answer = await self._ask(number)
         while answer is None and number in self.received.passes and not self.over:
-            await self._pause(AGAIN_SECONDS if is_doubted else PAUSE_SECONDS)
+            await wait_at_most(AGAIN_SECONDS if is_doubted else PAUSE_SECONDS, self.ended.wait())
             answer = await self._ask(number)
         if answer is None or not answer.same_state or self.over:
             return
@@ -175,12 +176,6 @@ class SpotChecking:
             if number not in self.doubted:
                 self._send_doubt(number)
             await self._blame_sender(link, kind, number, answer)
-
-    async def _pause(self, seconds: float) -> None:
-        """Wait for a while, or until the inner loop is over."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self.ended.wait()
 
     async def _ask(self, number: int) -> Likeness | None:
         """Ask the observer how like the payloads that this stage received of a microbatch are to true ones; None: there
@@ -228,7 +223,7 @@ class SpotChecking:
                         unclear = f"who of its group sent false {kind} of {position} is not clear"
                         self.end_group(LostMemberError(unclear))
                     return
-            await self._pause(AGAIN_SECONDS)
+            await wait_at_most(AGAIN_SECONDS, self.ended.wait())
             answer = await self._ask(number)
 
     def _is_before_last(self, kind: PayloadKind) -> bool:

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Collection
-from contextlib import suppress
 
 from peer.store import checkpoint
 from peer.swarm import waits
@@ -19,6 +18,7 @@ from protocol.errors import UnreachableError
 from protocol.events.activity import Progress, Resumed
 from protocol.events.decisions import CaughtUp
 from protocol.identity import Part
+from protocol.net.tasks import wait_at_most
 from protocol.outer.phases import RunPhase, RunView, lacking_parts, phase_of, stands, target
 from protocol.patience import CATCH_UP_RETRY_SECONDS, REQUESTS_AN_ATTEMPT
 from protocol.trust.records import PeerRecord
@@ -189,9 +189,7 @@ async def _take_contributions(outer: OuterLoop, shared: Collection[Part], goal: 
         await compare_with_all(outer)
         if all(map(intake.caught_up, shared)):
             return True
-        with suppress(TimeoutError):
-            async with asyncio.timeout(CATCH_UP_RETRY_SECONDS):
-                await outer.reconciler.learnt()
+        await wait_at_most(CATCH_UP_RETRY_SECONDS, outer.reconciler.learnt())
     return False
 
 

@@ -2,7 +2,9 @@
 
 import asyncio
 import time
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -131,8 +133,9 @@ def test_the_run_is_over_when_all_have_gone_although_records_are_seldom_read(mon
     made.clock, passed, read = lambda: now, asyncio.Event(), began
     last: PeerRecord | None = None
 
-    async def passes(event: asyncio.Event, seconds: float) -> None:
+    async def passes(seconds: float, work: Coroutine[Any, Any, object]) -> None:
         nonlocal now, read, last
+        work.close()
         now += seconds
         if now - read >= HEARTBEAT_SECONDS:
             read, last = now, last or record(MANIFEST.outer.rounds, gone=True)
@@ -151,6 +154,6 @@ def test_the_run_is_over_when_all_have_gone_although_records_are_seldom_read(mon
         await passed.wait()
         keeping.cancel()
 
-    monkeypatch.setattr(watch, "_until", passes)
+    monkeypatch.setattr(watch, "wait_at_most", passes)
     asyncio.run(asyncio.wait_for(run(), 20))
     assert made.finished() == MANIFEST.outer.rounds

@@ -147,7 +147,7 @@ def test_nothing_is_told_when_nothing_happened(monkeypatch: pytest.MonkeyPatch):
             first = heard(watched)
             tell(teller, Progress("fetching", 1, 2))
             for _ in range(5):
-                await teller._wait(reporter.BATCH_SECONDS)
+                await asyncio.sleep(reporter.BATCH_SECONDS)
             assert heard(watched) is first
             assert not teller._changed
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from protocol.net.tasks import Children, Notifier, apart, first_of, first_success
+from protocol.net.tasks import Children, Notifier, apart, first_of, first_success, wait_at_most
 
 
 class Life:
@@ -184,6 +184,21 @@ def test_a_task_that_is_only_waited_for_goes_on():
             task = children.spawn(life.go_on())
             await first_of(asyncio.wait((task,)), life.begun.wait())
             assert not task.done()
+
+    asyncio.run(main())
+
+
+# Waiting for so long
+
+
+def test_what_lasts_too_long_is_cancelled_and_what_fails_says_so():
+    async def main() -> None:
+        life = Life()
+        await wait_at_most(0.01, life.go_on())
+        assert life.ended
+        await wait_at_most(None, asyncio.sleep(0))
+        with pytest.raises(ValueError, match="one"):
+            await wait_at_most(10, fail(ValueError("one")))
 
     asyncio.run(main())
 
