@@ -4,7 +4,7 @@ observer does spot checks for stages of groups."""
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 
 from peer.compute.audit import Sets, gain, held_out_loss, overlap, trial_gain
@@ -16,7 +16,7 @@ from peer.swarm.rounds.parts import FollowedParts
 from peer.swarm.verdicts import Pair, Verdicts, trial_objection
 from protocol.codec.contribution import Contribution, decode
 from protocol.codec.spot_check import Likeness, ReceivedPass
-from protocol.events.decisions import Audited, Suspected, Tried
+from protocol.events.decisions import Audited, Tried
 from protocol.identity import Part, PeerId, contributes_to
 from protocol.trust.records import Peers
 from protocol.wording import tails
@@ -70,8 +70,8 @@ class Auditor:
                 alike |= await run(overlaps, own_sets, author, self.evaluator)
             outer.emit(Audited(round, {str(author): gain for author, gain in gains.items()}))
             for finding in (*self.verdicts.add_gains(round, gains), *self.verdicts.add_overlaps(round, alike)):
-                or_else = or_was_misled(outer.discovery.peers(), finding.peer) if finding.since else ""
-                outer.emit(Suspected(finding.peer, finding.reason + or_else, finding.since))
+                or_else = or_was_misled(outer.discovery.peers(), PeerId(finding.peer)) if finding.since else ""
+                outer.emit(replace(finding, reason=finding.reason + or_else))
         await outer.discovery.publish(scores=self.verdicts.scores())
 
     def unseen(self, followed: FollowedParts) -> dict[AuditKey, list[Part]]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import fmean, median
 
+from protocol.events.decisions import Suspected
 from protocol.identity import PeerId
 
 FLOOR_NATS = 0.01
@@ -35,16 +36,6 @@ Pair = tuple[PeerId, PeerId]
 """Two authors, in rising order."""
 
 
-@dataclass(frozen=True, slots=True)
-class Suspicion:
-    """A peer that is suspected of harm or of copying. `since` is the first round whose contribution did harm; 0 where
-    no harm was measured."""
-
-    peer: PeerId
-    reason: str
-    since: int = 0
-
-
 def trial_objection(gain: float, alike: float) -> str:
     """Return why a newcomer's contribution on trial should not count; empty: it may.
 
@@ -64,10 +55,10 @@ class Verdicts:
     gains: dict[PeerId, dict[int, float]] = field(default_factory=dict)
     harm: dict[PeerId, set[int]] = field(default_factory=dict)
     alike: dict[Pair, set[int]] = field(default_factory=dict)
-    suspected: dict[PeerId, Suspicion] = field(default_factory=dict)
-    """The suspicions of harm: each is emitted once."""
+    suspected: set[PeerId] = field(default_factory=set)
+    """The peers that are suspected of harm: each suspicion is emitted once."""
 
-    def add_gains(self, round: int, gains: Mapping[PeerId, float]) -> list[Suspicion]:
+    def add_gains(self, round: int, gains: Mapping[PeerId, float]) -> list[Suspected]:
         """Gains measured in a round; whoever is suspected from now on. What a part gains that came later adds to what
         was heard of its author's others."""
         for author, gain in gains.items():
@@ -85,15 +76,15 @@ class Verdicts:
                 findings.append(self._suspect(author))
         return findings
 
-    def _suspect(self, author: PeerId) -> Suspicion:
+    def _suspect(self, author: PeerId) -> Suspected:
         rounds = sorted(self.harm[author])
         lost = -sum(self.gains[author][round] for round in rounds)
         listed = ", ".join(map(str, rounds))
         reason = f"held-out loss is {lost:.3f} nats higher with its contributions to rounds {listed} than without"
-        self.suspected[author] = Suspicion(author, reason, rounds[0])
-        return self.suspected[author]
+        self.suspected.add(author)
+        return Suspected(author, reason, rounds[0])
 
-    def add_overlaps(self, round: int, places: Mapping[Pair, float]) -> list[Suspicion]:
+    def add_overlaps(self, round: int, places: Mapping[Pair, float]) -> list[Suspected]:
         """Take the share of places, beyond chance, that two authors have in common in a round; returns suspicions of
         both, if it is large again and again."""
         findings = []
@@ -132,7 +123,7 @@ def harmful(gains: Mapping[PeerId, float]) -> set[PeerId]:
     return harmful_authors
 
 
-def _copies(one: PeerId, other: PeerId, share: float) -> Suspicion:
+def _copies(one: PeerId, other: PeerId, share: float) -> Suspected:
     places = f"{share:.0%} of the places in its contribution are also peer {other[-8:]}'s"
     reason = f"{places}, and such were those of {COPIED_ROUNDS} rounds: one of the two copies"
-    return Suspicion(one, reason)
+    return Suspected(one, reason)
