@@ -32,12 +32,12 @@ from peer.swarm.node import Node, Workplace
 from peer.swarm.presence import outer_loop, swarm_membership
 from peer.swarm.rounds.catch_up import agree
 from peer.swarm.rounds.outer_round import OuterLoop
-from peer.swarm.rounds.round_end import finish_round, wait_for_round
+from peer.swarm.rounds.round_end import emit_round_done, finish_round, wait_for_round
 from peer.swarm.rounds.round_view import why_end_steps
 from peer.swarm.text_reader import Reader
 from protocol.clock import monotonic
 from protocol.errors import LostMemberError
-from protocol.events.activity import Evaluated, Progress, RoundDone, StepDone
+from protocol.events.activity import Evaluated, Progress, StepDone
 from protocol.events.decisions import EndedEarly, SpotChecked
 from protocol.identity import parts_authored
 from protocol.layout import model_layout
@@ -204,7 +204,7 @@ async def follow_and_evaluate(node: Node) -> None:
             if not await wait_for_round(outer, round, lambda: outer.leaving) and not outer.is_behind:
                 break
             if counts := await finish_round(outer, round):
-                node.emit(_round_done(outer, node.services.blobs, round, started, 0, counts))
+                emit_round_done(outer, round, started, 0, counts, (0, node.services.blobs.bytes_sent))
             if (checks := node.services.spot_checks.take_stock())[0]:
                 node.emit(SpotChecked(round, *checks))
             await agree(outer)
@@ -228,7 +228,7 @@ async def _train_round(
     if outer.leaving:
         return
     if counts := await finish_round(outer, round):
-        outer.emit(_round_done(outer, blobs, round, started, outer.manifest.tokens_per_step * steps, counts))
+        emit_round_done(outer, round, started, steps, counts, (0, blobs.bytes_sent))
         receipt_collector.ask_soon()
     await agree(outer)
 
@@ -307,17 +307,3 @@ async def _evaluate(outer: OuterLoop, evaluator: Evaluates | None, round: int) -
 
 def _gives_up(outer: OuterLoop, until: float) -> bool:
     return outer.leaving or monotonic() > until
-
-
-def _round_done(
-    outer: OuterLoop, blobs: BlobService, round: int, started: float, tokens: int, counts: dict[str, int]
-) -> RoundDone:
-    return RoundDone(
-        round=round,
-        seconds=monotonic() - started,
-        tokens=tokens,
-        contributions=counts,
-        digests=outer.followed.digests,
-        pipeline_sent=0,
-        outer_sent=blobs.bytes_sent,
-    )

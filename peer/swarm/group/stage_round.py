@@ -20,14 +20,14 @@ from peer.swarm.group.spot_checks import Received
 from peer.swarm.group.stragglers import StepPace
 from peer.swarm.rounds.catch_up import agree
 from peer.swarm.rounds.outer_round import OuterLoop
-from peer.swarm.rounds.round_end import finish_round, wait_for_round
+from peer.swarm.rounds.round_end import emit_round_done, finish_round, wait_for_round
 from peer.swarm.rounds.round_view import why_end_steps
 from peer.swarm.text_reader import Reader
 from protocol.clock import monotonic
 from protocol.codec.frames import FrameRules
 from protocol.codec.spot_check import group_digest
 from protocol.errors import LostMemberError
-from protocol.events.activity import RoundDone, StepDone, Waiting
+from protocol.events.activity import StepDone, Waiting
 from protocol.events.decisions import EndedEarly
 from protocol.identity import EMBEDDING, PeerId
 from protocol.net.blobs import BlobService
@@ -271,7 +271,8 @@ class StageRound:
                     break
                 await self.handover.accept_handover()
         if counts := await finish_round(self.outer, round):
-            self.outer.emit(self._done(round, steps, counts))
+            steps, sent = (0 if self.trainer.index else steps), (self.bytes_sent, self.blobs.bytes_sent)
+            emit_round_done(self.outer, round, self.started, steps, counts, sent)
             self.started = monotonic()  # of the next round, where this peer only follows it
             self.receipt_collector.ask_soon()
         await agree(self.outer)
@@ -327,17 +328,6 @@ class StageRound:
             )
             if ready or self.outer.is_behind:
                 await self.finish()
-
-    def _done(self, round: int, steps: int, counts: dict[str, int]) -> RoundDone:
-        return RoundDone(
-            round=round,
-            seconds=monotonic() - self.started,
-            tokens=self.outer.manifest.tokens_per_step * steps if self.trainer.index == 0 else 0,
-            contributions=counts,
-            digests=self.outer.followed.digests,
-            pipeline_sent=self.bytes_sent,
-            outer_sent=self.blobs.bytes_sent,
-        )
 
 
 @dataclass(frozen=True, slots=True)

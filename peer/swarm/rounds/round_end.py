@@ -10,7 +10,7 @@ from peer.swarm.rounds.outer_round import OuterLoop
 from peer.swarm.rounds.round_policy import RoundSeen
 from peer.swarm.rounds.round_view import awaited_authors, see_round
 from protocol.clock import monotonic
-from protocol.events.activity import Waiting
+from protocol.events.activity import RoundDone, Waiting
 from protocol.identity import EMBEDDING
 from protocol.patience import LOGGED_WAIT_SECONDS, LOST_STATE_SECONDS
 
@@ -41,6 +41,16 @@ async def finish_round(outer: OuterLoop, round: int) -> dict[str, int]:
     outer.forget_arrivals()
     await outer.discovery.publish()
     return counts
+
+
+def emit_round_done(
+    outer: OuterLoop, round: int, started: float, steps: int, counts: dict[str, int], sent: tuple[int, int]
+) -> None:
+    """Emit that a round is finished that has lasted since `started`. `steps` are the inner steps whose tokens this peer
+    counts, `counts` what `finish_round` returned, and `sent` the bytes that it has sent so far in the pipeline and in
+    contributions."""
+    tokens, digests = outer.manifest.tokens_per_step * steps, outer.followed.digests
+    outer.emit(RoundDone(round, monotonic() - started, tokens, counts, digests, *sent))
 
 
 async def wait_for_round(

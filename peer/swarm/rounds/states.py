@@ -182,7 +182,7 @@ def votes(outer: OuterLoop, part: Part) -> Iterable[Claim]:
     right after the attested one, only those that name it as well are."""
     attested = outer.reconciler.attested.claim(part)
     for peer in outer.others():
-        said = outer.reconciler.others_claims.get(peer.peer_id, {}).get(part, [])
+        said = claims_of(outer, peer.peer_id, part)
         if attested is None or not (contradicted(attested, said) or vague(attested, said)):
             yield from said
 
