@@ -8,6 +8,8 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from pydantic import BaseModel
+
 from bootstrap.monitor.peers import AWAY_STATES, Peer, group_views, is_over, present, silent, silent_leader
 from bootstrap.monitor.rounds import (
     JUDGE_SECONDS,
@@ -26,7 +28,7 @@ from protocol.events.fields import MOST_TEXT
 from protocol.events.peer_report import PeerReport
 from protocol.identity import PeerId, RunId
 from protocol.manifest import Manifest
-from protocol.monitor import MOST_LINES, LineView, RoundView, View
+from protocol.monitor import MOST_LINES, LineView, RoundView, RunState, View
 from protocol.net.allowances import RateLimit
 from protocol.outer.whereabouts import common_round
 from protocol.patience import AT_WORK_SECONDS
@@ -50,6 +52,22 @@ LINES_BURST, LINES_SECONDS = 20, 3.0
 
 MOST_ROUNDS_AHEAD = 2
 """A quick peer may be so many rounds ahead of the swarm."""
+
+
+class KeptMonitor(BaseModel):
+    """The part of the view that outlives the node: the rounds, and the events. Peers report anew."""
+
+    run_id: str
+    started: float
+    tokens: int
+    history: list[RoundView]
+    log: list[LineView]
+    over: bool = False
+    state: RunState = "gathering"
+    state_why: str = ""
+    state_since: float = 0.0
+    firsts: dict[str, int] = {}
+    """The peers whose arrival at the run's end the node will know, by `Fold.firsts`."""
 
 
 @dataclass(slots=True)
@@ -354,11 +372,19 @@ class Fold:
             if peer not in entry.tokens and peer in self.peers and self.peers[peer].counts_tokens
         )
 
-    def recall(self, started: float, tokens: int, history: list[RoundView], log: list[LineView]) -> None:
+    def to_keep(self, now: float) -> KeptMonitor:
+        """Return what outlives the node, as of now."""
+        kept = {"tokens": self.tokens, "over": self.over, "firsts": {**self.firsts}}
+        return KeptMonitor.model_validate(dict(self.view(now)) | kept)
+
+    def recall(self, kept: KeptMonitor) -> None:
         """Go on from what was kept when this node stopped."""
-        self.started, self.tokens = min(self.started, started), tokens
-        for kept in history[-MOST_ROUNDS:]:
-            if kept.ended is not None and 0 < kept.round <= self.manifest.outer.rounds:
-                self.rounds[kept.round] = recalled(kept)
-                self.finished = max(self.finished, kept.round)
-        self.log.extend(log)
+        self.started, self.tokens = min(self.started, kept.started), kept.tokens
+        self.over = kept.over
+        self.state = RunStatus(kept.state, kept.state_why, kept.state_since or kept.started)
+        self.firsts = {PeerId(peer): first for peer, first in [*kept.firsts.items()][:MOST_PEERS]}
+        for entry in kept.history[-MOST_ROUNDS:]:
+            if entry.ended is not None and 0 < entry.round <= self.manifest.outer.rounds:
+                self.rounds[entry.round] = recalled(entry)
+                self.finished = max(self.finished, entry.round)
+        self.log.extend(kept.log)

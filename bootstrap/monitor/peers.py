@@ -270,13 +270,25 @@ def group_views(
                 ]
                 members[replica] = [*seated, *[""] * stages][:stages]
                 broken[replica] = peer.broken
-    return sorted(
-        (
-            _view(peers[PeerId(replica)], seats, broken.get(replica, ""), _slow(peers, seats), compression, now, state)
-            for replica, seats in members.items()
-        ),
-        key=lambda group: (group.slot, group.replica),
-    )
+    groups = []
+    for replica, seats in members.items():
+        leader = peers[PeerId(replica)]
+        missing = [str(stage) for stage, peer in enumerate(seats) if not peer]
+        bound = AT_WORK_SECONDS if missing and leader.status.step else SILENT_LEADER_SECONDS
+        empty = f"nobody is at stage {', '.join(missing)}" if missing and state != "gathering" else ""
+        why = silent_leader(leader, now, bound) or broken.get(replica) or leader.broken or empty
+        why = "" if state == "finished" else why
+        groups.append(
+            GroupView(
+                replica=leader.id,
+                slot=leader.record.slot if leader.record is not None else 0,
+                members=seats,
+                compression=compression(leader),
+                broken=why,
+                slow="" if why or state == "finished" else _slow(peers, seats),
+            )
+        )
+    return sorted(groups, key=lambda group: (group.slot, group.replica))
 
 
 def _slow(peers: Mapping[PeerId, Peer], seats: list[str]) -> str:
@@ -284,26 +296,3 @@ def _slow(peers: Mapping[PeerId, Peer], seats: list[str]) -> str:
     well, and each takes the stage behind it for the slow one."""
     reports = (peers[PeerId(seat)].status.slow for seat in reversed(seats) if PeerId(seat) in peers)
     return next(filter(None, reports), "")
-
-
-def _view(
-    leader: Peer,
-    seats: list[str],
-    broken: str,
-    slow: str,
-    compression: Callable[[Peer], int],
-    now: float,
-    state: RunState,
-) -> GroupView:
-    missing = [str(stage) for stage, peer in enumerate(seats) if not peer]
-    silence = silent_leader(leader, now, AT_WORK_SECONDS if missing and leader.status.step else SILENT_LEADER_SECONDS)
-    empty = f"nobody is at stage {', '.join(missing)}" if missing and state != "gathering" else ""
-    broken = "" if state == "finished" else silence or broken or leader.broken or empty
-    return GroupView(
-        replica=leader.id,
-        slot=leader.record.slot if leader.record is not None else 0,
-        members=seats,
-        compression=compression(leader),
-        broken=broken,
-        slow="" if broken or state == "finished" else slow,
-    )

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
-from bootstrap.monitor.fold import MOST_PEERS, Fold
+from bootstrap.monitor.fold import MOST_PEERS, Fold, KeptMonitor
 from bootstrap.monitor.peers import AWAY_STATES
 from bootstrap.monitor.run_state import LastState, RunStatus
 from protocol.clock import monotonic, unix_time
@@ -20,7 +20,7 @@ from protocol.events.peer_report import unpack_report
 from protocol.files import write_atomically
 from protocol.identity import PeerId, RunId
 from protocol.manifest import Manifest
-from protocol.monitor import LineView, RoundView, RunState, View
+from protocol.monitor import View
 from protocol.net.allowances import RateLimit
 from protocol.net.channels import EOF, caller, refuse, require_manifest
 from protocol.net.lenient import NO_MESSAGE
@@ -46,22 +46,6 @@ STREAMS_OF_PEER = 4
 """A peer has one, and a new one before the node has noticed that the old one is broken."""
 
 
-class KeptMonitor(BaseModel):
-    """The part of the view that outlives the node: the rounds, and the events. Peers report anew."""
-
-    run_id: str
-    started: float
-    tokens: int
-    history: list[RoundView]
-    log: list[LineView]
-    over: bool = False
-    state: RunState = "gathering"
-    state_why: str = ""
-    state_since: float = 0.0
-    firsts: dict[str, int] = {}
-    """The peers whose arrival at the run's end the node will know, by `Fold.firsts`."""
-
-
 @dataclass(slots=True)
 class Monitor:
     """The view that one node has of its run. `folder`: where it is kept; None: nowhere."""
@@ -84,14 +68,9 @@ class Monitor:
         fold = Fold(manifest, run_id, unix_time())
         if folder is not None:
             with suppress(OSError, ValidationError):
-                kept_monitor = KeptMonitor.model_validate_json((folder / MONITOR_FILE).read_bytes())
-                if kept_monitor.run_id == run_id:
-                    fold.recall(kept_monitor.started, kept_monitor.tokens, kept_monitor.history, kept_monitor.log)
-                    fold.over = kept_monitor.over
-                    fold.state = RunStatus(
-                        kept_monitor.state, kept_monitor.state_why, kept_monitor.state_since or kept_monitor.started
-                    )
-                    fold.firsts = {PeerId(peer): first for peer, first in [*kept_monitor.firsts.items()][:MOST_PEERS]}
+                kept = KeptMonitor.model_validate_json((folder / MONITOR_FILE).read_bytes())
+                if kept.run_id == run_id:
+                    fold.recall(kept)
         return Monitor(fold, folder)
 
     def view(self) -> View:
@@ -182,10 +161,8 @@ class Monitor:
             self.write(*self._to_keep())
 
     def _to_keep(self) -> tuple[bool, KeptMonitor]:
-        shown, changed, fold = dict(self.view()), self._unkept, self.fold
-        self._unkept = False
-        kept = shown | {"tokens": fold.tokens, "over": fold.over, "firsts": {**fold.firsts}}
-        return changed, KeptMonitor.model_validate(kept)
+        changed, self._unkept = self._unkept, False
+        return changed, self.fold.to_keep(self.clock())
 
     def write(self, changed: bool, kept: KeptMonitor) -> None:
         """Put it into the folder. A full disk loses it: the node goes on, which then has worse to tell."""

@@ -381,7 +381,7 @@ def test_what_was_known_is_known_again_after_a_restart():
     scene.later(JUDGE_SECONDS + 1)
     before = scene.fold.view(scene.now)
     again = Fold(MANIFEST, RunId("ab" * 32), scene.now)
-    again.recall(before.started, scene.fold.tokens, before.history, before.log)
+    again.recall(scene.fold.to_keep(scene.now))
     after = again.view(scene.now)
     assert after.history == [each for each in before.history if each.ended is not None]
     assert (after.started, after.tokens, after.round) == (before.started, before.tokens, before.round)
