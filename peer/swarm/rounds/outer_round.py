@@ -58,7 +58,6 @@ class OuterLoop:
     """The inner optimizer's state as it was kept last: in the newest checkpoint, not in memory."""
     handovers: Handovers = field(default_factory=Handovers)
     """The handovers between this peer and others that left, or that took its place."""
-    credited: OwnCredit = field(default_factory=OwnCredit)
     asked_to_leave: asyncio.Event = field(default_factory=asyncio.Event)
     """Is set when the user asks this peer to leave."""
     ended_before: bool = False
@@ -77,9 +76,11 @@ class OuterLoop:
     settling: int = 0
     """A round that this peer has finished, and tells others of once its state is on disk."""
     workload: Workload = field(init=False)
+    credited: OwnCredit = field(init=False)
 
     def __post_init__(self) -> None:
-        """Decide what this peer's replica does in a round."""
+        """Decide what this peer's replica does in a round, and tell what of it counts."""
+        self.credited = OwnCredit(self.emit, self.followed.parts)
         self.workload = Workload(self.manifest, self.followed, self.discovery, self.emit)
 
     @property
@@ -258,7 +259,7 @@ class OuterLoop:
             await self.reconciler.publish(part, round, blob)
         await self.discovery.publish()
         self.emit(Contributed(round, steps, first_chunks(share, steps)))
-        self.credited.withheld(self.emit, round, moved.keys() - blobs.keys(), self.followed.parts)
+        self.credited.withheld(round, moved.keys() - blobs.keys())
 
     async def _compose(self, part: Part, round: int, steps: int, tensors: Mapping[str, Tensor]) -> bytes:
         followed, record = self.followed.parts[part], self.discovery.record

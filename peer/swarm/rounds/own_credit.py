@@ -47,22 +47,24 @@ class OwnCredit:
     """The verdicts that were emitted for each round and part: why the contribution does not count, or empty where it
     does. `given_up`: the rounds for which it was emitted whom this peer does not wait for."""
 
+    emit: Listener
+    parts: Parts
     reported: dict[tuple[int, Part], str] = field(default_factory=dict)
     given_up: set[int] = field(default_factory=set)
 
-    def withheld(self, emit: Listener, round: int, withheld: Collection[Part], parts: Parts) -> None:
+    def withheld(self, round: int, withheld: Collection[Part]) -> None:
         """Emit that the work for these parts is not contributed."""
         reasons: dict[str, list[str]] = {}
         for part in sorted(withheld):
-            self.reported[round, part] = TWICE if round in parts[part].own else TOO_LATE
+            self.reported[round, part] = TWICE if round in self.parts[part].own else TOO_LATE
             reasons.setdefault(self.reported[round, part], []).append(str(part))
         for reason, names in reasons.items():
-            emit(NotCounted(round, names, reason))
+            self.emit(NotCounted(round, names, reason))
 
-    def look(self, emit: Listener, parts: Parts, round: int, me: PeerRecord) -> None:
+    def look(self, round: int, me: PeerRecord) -> None:
         """Tell what is new: of this round, and of earlier ones that are still open."""
         changed: dict[tuple[int, str], list[str]] = {}
-        for part, followed in parts.items():
+        for part, followed in self.parts.items():
             authored = {round, *(one for one in followed.own if followed.ledger.folded < one < round)}
             for at in sorted(authored) if followed.state.error_feedback else ():
                 why, before = credit_objection(part, followed, at, me), self.reported.get((at, part))
@@ -73,14 +75,12 @@ class OwnCredit:
         for old in list(self.reported)[:-MOST_VERDICTS]:
             del self.reported[old]
         for (at, why), names in changed.items():
-            emit(NotCounted(at, names, why) if why else Counted(at, names))
+            self.emit(NotCounted(at, names, why) if why else Counted(at, names))
 
-    def go_on(
-        self, emit: Listener, awaited: Mapping[Part, frozenset[PeerId]], parts: Parts, round: int, why: str
-    ) -> None:
+    def go_on(self, awaited: Mapping[Part, frozenset[PeerId]], round: int, why: str) -> None:
         """This peer waits no longer for those whose contributions are due."""
-        here = {part: followed.ledger.accepted.get(round, {}).keys() for part, followed in parts.items()}
+        here = {part: followed.ledger.accepted.get(round, {}).keys() for part, followed in self.parts.items()}
         without = sorted({str(peer) for part, due in awaited.items() for peer in due - here[part]})
         if without and round not in self.given_up:
             self.given_up = {old_round for old_round in self.given_up if old_round > round - MOST_VERDICTS} | {round}
-            emit(WentOn(round, without, why))
+            self.emit(WentOn(round, without, why))

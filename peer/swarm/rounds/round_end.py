@@ -27,7 +27,7 @@ async def finish_round(outer: OuterLoop, round: int) -> dict[str, int]:
         for part in outer.followed.parts:
             arrivals, count = outer.arrivals_of(applied_round), len(awaited_authors(outer, part, applied_round))
             outer.pace.remember(arrivals.started, arrivals.arrived(part), count)
-        outer.credited.look(outer.emit, outer.followed.parts, applied_round, outer.discovery.record)
+        outer.credited.look(applied_round, outer.discovery.record)
     await outer.finish(max(round, outer.clock - 1))
     counts: dict[str, int] = {  # more may be accepted by now than when the state was settled
         part: sum(len(followed.settled.get(applied_round, ())) for applied_round in applied)
@@ -77,7 +77,7 @@ async def wait_for_round(
         if seconds_left is not None and seconds_left <= 0:
             parts, me = outer.followed.parts, outer.followed.me
             expected = {part: view.awaited - {me} for part, view in zip(parts, round_seen.parts, strict=True)}
-            outer.credited.go_on(outer.emit, expected, parts, round, round_policy.why_go_on(round_seen, now))
+            outer.credited.go_on(expected, round, round_policy.why_go_on(round_seen, now))
             break
         lost = outer.lost_state if now - began >= LOST_STATE_SECONDS else None
         outer.emit(lost or (wait() if wait is not None else _wait_of(outer, round_seen, began, now, seconds_left)))

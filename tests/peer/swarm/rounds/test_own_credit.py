@@ -24,7 +24,7 @@ def of(kind: type, peer: LoopbackPeer) -> list[Event]:
 
 def look(peer: LoopbackPeer, round: int) -> None:
     outer = peer.outer
-    outer.credited.look(peer.said.append, outer.followed.parts, round, outer.discovery.record)
+    outer.credited.look(round, outer.discovery.record)
 
 
 async def lateness(peer: LoopbackPeer) -> str:
