@@ -2,7 +2,7 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -83,15 +83,12 @@ class Report:
         match event:
             case Joined():
                 self.joined[process] = event
-            case RoundDone():
-                entry = self.rounds[event.round]
-                entry.done[process] = event
-                for part, digest in event.digests.items():
-                    entry.digests[part][self._peer(process)] = digest
-            case Finished() if event.digests:
-                self.rounds[event.rounds].finished.add(process)
-                for part, digest in event.digests.items():
-                    self.rounds[event.rounds].digests[part][self._peer(process)] = digest
+            case RoundDone(round):
+                self.rounds[round].done[process] = event
+                self._note_digests(process, round, event.digests)
+            case Finished(round, digests) if digests:
+                self.rounds[round].finished.add(process)
+                self._note_digests(process, round, digests)
             case Evaluated():
                 self.rounds[event.round].evaluated = event
             case Audited():
@@ -100,6 +97,10 @@ class Report:
                 self.suspected.append(event)
             case _:
                 pass
+
+    def _note_digests(self, process: str, round: int, digests: Mapping[str, str]) -> None:
+        for part, digest in digests.items():
+            self.rounds[round].digests[part][self._peer(process)] = digest
 
     def note_peak(self, process: str, peak: Peak) -> None:
         """Note what a process has taken of memory; one that was started again may have taken more before."""
@@ -139,6 +140,11 @@ class Report:
         held = (entry.digests.get(part, {}) for entry in later)
         return any(digests.keys() >= peers and len(set(digests.values())) == 1 for digests in held)
 
+    @property
+    def _last(self) -> RoundEntry:
+        """The run's last round; empty where nobody has come so far."""
+        return self.rounds.get(self.manifest.outer.rounds, RoundEntry())
+
     def _faults_after_chaos(self, chaos: Chaos) -> Iterator[str]:
         """The faults of a run with chaos. A process that came late or was away for a while need not have all rounds; at
         the end all that are there agree."""
@@ -146,7 +152,7 @@ class Report:
         for round in range(1, rounds_asked + 1):
             if not self.rounds.get(round, RoundEntry()).done:
                 yield f"round {round} was not completed by anybody"
-        last = self.rounds.get(rounds_asked, RoundEntry())
+        last = self._last
         missing = sorted((self.joined.keys() & chaos.alive) - last.done.keys() - last.finished)
         if missing:
             yield f"round {rounds_asked} was not completed by {', '.join(missing)}"
@@ -162,15 +168,14 @@ class Report:
     def _different_at_the_end(self, chaos: Chaos) -> list[str]:
         """The parts of which the processes alive at the end hold more than one state."""
         alive = {self._peer(process) for process in chaos.alive}
-        last = self.rounds.get(self.manifest.outer.rounds, RoundEntry())
-        states = {
-            part: {digest for peer, digest in digests.items() if peer in alive}
-            for part, digests in last.digests.items()
-        }
-        return sorted(part for part, digests in states.items() if len(digests) > 1)
+        return sorted(
+            part
+            for part, digests in self._last.digests.items()
+            if len({digest for peer, digest in digests.items() if peer in alive}) > 1
+        )
 
     def _worse_than_lab(self, chaos: Chaos) -> float | None:
-        last = self.rounds.get(self.manifest.outer.rounds, RoundEntry()).evaluated
+        last = self._last.evaluated
         return None if last is None or chaos.lab_loss is None else last.loss - chaos.lab_loss
 
     def _rising_loss(self) -> Iterator[str]:
@@ -220,11 +225,10 @@ class Report:
         return result if self.chaos is None else result | {"chaos": self._chaos_result(self.chaos)}
 
     def _chaos_result(self, chaos: Chaos) -> dict[str, Any]:
-        rounds_asked = self.manifest.outer.rounds
-        last = self.rounds.get(rounds_asked, RoundEntry()).evaluated
+        last = self._last.evaluated
         return chaos.result() | {
             "rounds_completed": sum(1 for entry in self.rounds.values() if entry.done),
-            "rounds_asked": rounds_asked,
+            "rounds_asked": self.manifest.outer.rounds,
             "alive": sorted(chaos.alive),
             "digests_equal": last is not None and not self._different_at_the_end(chaos),
             "final_loss": last.loss if last else None,
