@@ -113,7 +113,7 @@ class StageRound:
         self.steps, self.goal = max(self.steps, steps), goal or self.goal
 
     def forget(self) -> None:
-        """Load the round anew, when the group begins it again."""
+        """Have no round loaded: the next one, or the same one anew, is loaded when the group begins it."""
         self.round = self.steps = self.own_steps = 0
 
     @property
@@ -316,7 +316,7 @@ class StageRound:
             optimizer = await self.outer.followed.torch_thread.run(self.trainer.optimizer_tensors)
             await self.outer.contribute(self.round, self.own_steps, moved, optimizer, self.share)
             await self.outer.followed.torch_thread.run(self.trainer.forget_start)
-        self.round = self.steps = self.own_steps = 0
+        self.forget()
 
     async def follow(self, interrupted: Callable[[], bool], wait: Callable[[], Waiting]) -> None:
         """Follow the rounds of the others without a group, until interrupted or until the run is over. `wait` returns

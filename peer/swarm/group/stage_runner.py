@@ -212,7 +212,8 @@ class StageRunner(ABC):
         answer = AnswerFrame(offer.round, self.stage_round.steps, offer.embedding_digest)
         if downstream is not None:
             downstream.send(pack_offer(offer))
-            frame = await self._receive(downstream, self.index + 1, len(self.seats.behind), offer.round)
+            behind = len(self.seats.behind)
+            frame = await receive_in_time(downstream, self.index + 1, behind, offer.round, self.outer.emit)
             with downstream.blamed():
                 answer = unpack_answer(frame, self.outer.manifest)
         agreed = answer.holds(offer)
@@ -242,15 +243,12 @@ class StageRunner(ABC):
         digest = stage_round.group_digest(agreed.answer.group_digest)
         if seats.upstream is not None:
             seats.upstream.send(pack_answer(AnswerFrame(offer.round, step, offer.embedding_digest, digest)))
-            frame = await self._receive(seats.upstream, self.index - 1, self.index, offer.round)
+            frame = await receive_in_time(seats.upstream, self.index - 1, self.index, offer.round, self.outer.emit)
             with seats.upstream.blamed():
                 step, digest = unpack_start(frame, step, offer.goal)
         if seats.downstream is not None:
             seats.downstream.send(pack_start(step, digest))
         return StateEnd(GroupEvent.STARTED, Start(offer, loop, step, digest))
-
-    async def _receive(self, link: Link, stage: int, stages: int, round: int) -> Any:
-        return await receive_in_time(link, stage, stages, round, self.outer.emit)
 
     async def _start(self, start: Start) -> None:
         self.stage_round.start(start.loop, start.step, start.group_digest)
