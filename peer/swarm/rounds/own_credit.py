@@ -15,7 +15,7 @@ Parts = Mapping[Part, FollowedPart]
 MOST_VERDICTS = 256
 """The number of verdicts that are remembered: more than there are open rounds and parts that a peer authors."""
 
-IDLE = "it did no inner step of its own in it"
+IDLE = "it did no inner step of its own in it, as a spare does none; until it does one, this is not said again"
 ON_TRIAL = "it is on trial, and the run's operator has not let its contributions count yet"
 REVOKED = "the run's operator has taken its contributions out"
 VOID = "two contributions of its name are known, which void each other"
@@ -45,12 +45,14 @@ def credit_objection(part: Part, followed: FollowedPart, round: int, me: PeerRec
 @dataclass(slots=True)
 class OwnCredit:
     """The verdicts that were emitted for each round and part: why the contribution does not count, or empty where it
-    does. `given_up`: the rounds for which it was emitted whom this peer does not wait for."""
+    does. `given_up`: the rounds for which it was emitted whom this peer does not wait for. `is_idle`: it was emitted
+    that this peer did nothing in a round, and it has done nothing since."""
 
     emit: Listener
     parts: Parts
     reported: dict[tuple[int, Part], str] = field(default_factory=dict)
     given_up: set[int] = field(default_factory=set)
+    is_idle: bool = False
 
     def withheld(self, round: int, withheld: Collection[Part]) -> None:
         """Emit that the work for these parts is not contributed."""
@@ -74,8 +76,11 @@ class OwnCredit:
                         changed.setdefault((at, why), []).append(str(part))
         for old in list(self.reported)[:-MOST_VERDICTS]:
             del self.reported[old]
+        self.is_idle &= not any(round in followed.own for followed in self.parts.values())
         for (at, why), names in changed.items():
-            self.emit(NotCounted(at, names, why) if why else Counted(at, names))
+            if why != IDLE or not self.is_idle:
+                self.emit(NotCounted(at, names, why) if why else Counted(at, names))
+            self.is_idle |= why == IDLE
 
     def go_on(self, awaited: Mapping[Part, frozenset[PeerId]], round: int, why: str) -> None:
         """This peer waits no longer for those whose contributions are due."""

@@ -139,3 +139,20 @@ def test_a_round_goes_on_without_who_is_late_and_says_so_to_both(tmp_path: Path,
 
     monkeypatch.setattr(round_policy, "SHORTEST_WAIT_SECONDS", 0.05)
     play(tmp_path, "abl", scene)
+
+
+def test_a_spare_is_told_once_that_nothing_of_it_counts_and_again_after_it_has_worked(tmp_path: Path):
+    async def scene(made: Village) -> None:
+        spare, other = made.peers
+        for round in (1, 2, 3):
+            await made.round(round, [other])
+            look(spare, round)
+        assert [event.round for event in of(NotCounted, spare)] == [1]
+        await made.round(4, [spare, other])
+        look(spare, 4)
+        for round in (5, 6):
+            await made.round(round, [other])
+            look(spare, round)
+        assert [event.round for event in of(NotCounted, spare)] == [1, 5]
+
+    play(tmp_path, "ab", scene)
