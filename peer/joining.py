@@ -146,15 +146,15 @@ def require_fit(settings: PeerSettings, descriptor: Descriptor) -> torch.device:
         field = manifests.first_difference(manifests.load_manifest(settings.manifest), manifest)
         if field is not None:
             raise ManifestError(f"the run has another manifest than {settings.manifest}: {field}")
-    device, stages = find_device(settings.device), manifest.replicas.stages
+    device, stages, process = find_device(settings.device), manifest.replicas.stages, settings.process_bytes
     if settings.role == "volunteer" and settings.stage is not None and not 0 <= settings.stage < stages:
         raise UserError(f"there is no stage {settings.stage}: this run's stages are 0 to {stages - 1}")
     if settings.nproc * settings.nnodes > 1:
         most = settings.memory_limit
-        require_devices(manifest, settings.nproc, device, most, settings.memory, settings.nnodes)
+        require_devices(manifest, settings.nproc, device, most, settings.memory, settings.nnodes, process=process)
     elif settings.role != "volunteer":
         duty = Duty(settings.role, holds=settings.hold, audits=settings.audit)
-        require_memory(manifest, duty, device, settings.memory_limit, settings.memory)
+        require_memory(manifest, duty, device, settings.memory_limit, settings.memory, process)
     elif settings.stage is not None:
         with _told_what_fits(settings, descriptor, device):
             require_place(settings, descriptor, settings.stage, device)
@@ -187,8 +187,8 @@ def require_place(settings: PeerSettings, descriptor: Descriptor, stage: int, de
         HetpeerError: the place does not fit; the message says in what.
     """
     if settings.role == "volunteer":
-        limit, memory = settings.memory_limit, settings.memory
-        require_memory(descriptor.manifest, Duty("volunteer", stage), device, limit, memory)
+        limit, memory, process = settings.memory_limit, settings.memory, settings.process_bytes
+        require_memory(descriptor.manifest, Duty("volunteer", stage), device, limit, memory, process)
         require_bandwidth(descriptor.manifest, stage, settings.max_up, settings.max_down)
     return require_disk(settings, descriptor, stage)
 

@@ -14,7 +14,7 @@ from peer.devices.fit import workers_recompute
 from peer.devices.workers import Split
 from peer.network.reach.reach import ReachMode, Wish
 from peer.pausing import Pauses, QuietHours
-from peer.planning.memory import Duty, MemoryName
+from peer.planning.memory import PROCESS_BYTES, Duty, MemoryName
 from protocol import addresses
 from protocol.errors import FormatError, UserError
 from protocol.manifest import Manifest
@@ -100,6 +100,8 @@ class PeerSettings:
     """Whether this volunteer moves to a stage that is short, if it is surplus for long at its own."""
     without: tuple[str, ...] = ()
     """Files of the run that this peer does not fetch, though others in its role do."""
+    process_bytes: int = PROCESS_BYTES
+    """The memory that this peer's process takes without a model, in bytes."""
 
     def __post_init__(self) -> None:
         _ = self.bandwidth(), self.quiet, self.memory_limit, self.disk_limit  # each raises if it makes no sense
@@ -154,10 +156,12 @@ class PeerSettings:
         and whether it computes their activations again. Nothing of the stage is in memory yet."""
         several = self.nproc * self.nnodes > 1
         if several:
-            recompute = workers_recompute(manifest, self.nproc, device, self.memory_limit, self.memory, self.nnodes)
+            recompute = workers_recompute(
+                manifest, self.nproc, device, self.memory_limit, self.memory, self.nnodes, self.process_bytes
+            )
         else:
-            duty = Duty(self.role, stage or 0)
-            recompute = best_way(manifest, duty, device, self.memory_limit, self.memory)[0].recompute
+            duty, limit = Duty(self.role, stage or 0), self.memory_limit
+            recompute = best_way(manifest, duty, device, limit, self.memory, self.process_bytes)[0].recompute
         precision = precision_on(self.precision, device)
         if precision == "fp16" and several:
             precision = "fp32"

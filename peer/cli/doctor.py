@@ -228,26 +228,28 @@ def of_stages(
     terminal: "Terminal",
 ) -> list["Finding"]:
     """The findings about each stage, and a group of them, on this machine. `limit`: seconds of computing a kind."""
-    from peer.compute.capacity import free_memory
+    import peer.daemon  # the modules of a peer's process, so that this one has its size
+    from peer.compute.capacity import free_memory, resident_bytes
     from peer.compute.fitting import best_way, where_computed
     from peer.diagnosis import machine, network, speed, verdict
     from peer.diagnosis.verdict import Room
-    from peer.planning.memory import Duty, memory_of
+    from peer.planning.memory import Duty, memory_of, process_bytes
     from peer.store import disk
     from protocol.events.activity import Progress
     from protocol.run.run_files import files_needed
 
-    stages = range(manifest.replicas.stages)
+    assert peer.daemon
+    stages, process = range(manifest.replicas.stages), process_bytes(resident_bytes())
     rooms = []
     for stage in stages:
-        way, lacking = best_way(manifest, Duty("volunteer", stage), device)
-        needed = where_computed(memory_of(manifest, way), device)
+        way, lacking = best_way(manifest, Duty("volunteer", stage), device, process=process)
+        needed = where_computed(memory_of(manifest, way, process), device)
         rooms.append(Room(needed, free_memory(device), way.recompute, lacking.words if lacking is not None else ""))
 
     def on_stage(stage: int) -> None:
         terminal.emit(Progress(f"computing stage {stage}, for {limit:.0f} s or so"))
 
-    speeds = speed.measure_stages(manifest, device, threads, limit, on_stage)
+    speeds = speed.measure_stages(manifest, device, threads, limit, on_stage, process)
     link = network.link_of(around.ways, around.shaken) if around else None
     findings = []
     if around is not None and around.descriptor is not None:

@@ -65,9 +65,10 @@ def observe(options: ServingOptions) -> None:
 
 def serve(role: "Role", options: ServingOptions) -> int:
     """Serve until the run's last round; the exit code."""
-    from peer.compute.capacity import cores
+    from peer.compute.capacity import cores, resident_bytes
     from peer.daemon import run_with_pauses
     from peer.network.machine_link import read_secret
+    from peer.planning.memory import process_bytes
     from peer.process import exit_code_of, run_command
     from peer.settings import PeerSettings
     from peer.store.home import locked, own_folders, remember, ticket_folders
@@ -84,6 +85,7 @@ def serve(role: "Role", options: ServingOptions) -> int:
             option.name: getattr(options, option.name) for option in fields(options) if option.name not in NOT_SETTINGS
         }
         wished |= {"threads": options.threads or cores(), "any_stage": any_stage}
+        wished["process_bytes"] = process_bytes(resident_bytes())  # all is imported, and nothing of the run is here yet
         wished["stage"] = None if any_stage else options.stage
         settings = PeerSettings(ticket=ticket, role=role, directory=folders[0], **wished)
         if settings.nnodes > 1:

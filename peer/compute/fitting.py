@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 
 from peer.compute.capacity import free_memory, resident_bytes
-from peer.planning.memory import Duty, MemoryName, MemoryNeeds, memory_of, microbatch_bytes
+from peer.planning.memory import PROCESS_BYTES, Duty, MemoryName, MemoryNeeds, memory_of, microbatch_bytes
 from protocol.errors import ResourceError, Shortage
 from protocol.manifest import Manifest
 from protocol.wording import megabytes_above, size
@@ -15,20 +15,26 @@ CPU = torch.device("cpu")
 
 
 def require_memory(
-    manifest: Manifest, duty: Duty, device: torch.device, most: int | None = None, memory: MemoryName = "auto"
+    manifest: Manifest,
+    duty: Duty,
+    device: torch.device,
+    most: int | None = None,
+    memory: MemoryName = "auto",
+    process: int = PROCESS_BYTES,
 ) -> Duty:
     """The duty as it fits here: into the memory that is free, and into the `most` bytes that this peer may use where it
-    computes. `auto` keeps activations where they fit.
+    computes. `auto` keeps activations where they fit. `process`: the bytes of a process without a model.
 
     Raises:
         ResourceError: it does not fit; the message names what would be needed, what there is, and what would help.
     """
-    way, lacking = best_way(manifest, duty, device, most, memory)
+    way, lacking = best_way(manifest, duty, device, most, memory, process)
     if lacking is None:
         return way
     remedy = lacking.remedy
-    if memory == "keep" and best_way(manifest, duty, device, most)[1] is None:
-        remedy = f"give --memory auto, which takes {size(memory_of(manifest, replace(duty, recompute=True)).total)}"
+    if memory == "keep" and best_way(manifest, duty, device, most, process=process)[1] is None:
+        least = memory_of(manifest, replace(duty, recompute=True), process).total
+        remedy = f"give --memory auto, which takes {size(least)}"
     what = f"stage {duty.stage}" if duty.role == "volunteer" else "the whole model"
     raise ResourceError(
         f"not enough memory for {what}: it needs {lacking.words}; {remedy}", Shortage(lacking.words, remedy)
@@ -36,12 +42,17 @@ def require_memory(
 
 
 def best_way(
-    manifest: Manifest, duty: Duty, device: torch.device, most: int | None = None, memory: MemoryName = "auto"
+    manifest: Manifest,
+    duty: Duty,
+    device: torch.device,
+    most: int | None = None,
+    memory: MemoryName = "auto",
+    process: int = PROCESS_BYTES,
 ) -> tuple[Duty, Shortage | None]:
     """Return how a duty is done here, keeping activations where they fit, and what is missing even so."""
     for recompute in (False, True) if memory == "auto" else (memory == "recompute",):
         way = replace(duty, recompute=recompute)
-        if (lacking := shortage(memory_of(manifest, way), device, most)) is None:
+        if (lacking := shortage(memory_of(manifest, way, process), device, most)) is None:
             break
     return way, lacking
 

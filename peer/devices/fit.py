@@ -40,9 +40,9 @@ def worker_bytes(manifest: Manifest, processes: int, recompute: bool = True) -> 
     return TRAINED_DEVICE_BYTES * rows + TOGETHER_BYTES * together + activations * share // manifest.inner.microbatch
 
 
-def daemon_bytes(manifest: Manifest) -> int:
-    """Memory that the daemon of such a replica takes, in bytes: an upper estimate."""
-    return DAEMON_BYTES * sum(map(elements, model_layout(manifest).values())) + PROCESS_BYTES
+def daemon_bytes(manifest: Manifest, process: int = PROCESS_BYTES) -> int:
+    """Memory that the daemon of such a replica takes, in bytes: an upper estimate. `process`: without a model."""
+    return DAEMON_BYTES * sum(map(elements, model_layout(manifest).values())) + process
 
 
 def workers_recompute(
@@ -52,13 +52,14 @@ def workers_recompute(
     most: int | None = None,
     memory: MemoryName = "auto",
     machines: int = 1,
+    process: int = PROCESS_BYTES,
 ) -> bool:
     """Whether so many workers on each of so many machines compute activations again in the backward pass: of `auto`,
     where they fit here, and into the `most` bytes they may use, only so."""
     if memory != "auto":
         return memory == "recompute"
     try:
-        _require_memory(manifest, processes, device, most, recompute=False, machines=machines)
+        _require_memory(manifest, processes, device, most, False, machines, process=process)
     except ResourceError:
         return True
     return False
@@ -72,9 +73,11 @@ def require_devices(
     memory: MemoryName = "auto",
     machines: int = 1,
     daemon: bool = True,
+    process: int = PROCESS_BYTES,
 ) -> None:
     """Check before joining that so many processes can train this run here, and with the `most` bytes it may use. As
-    many compute on each of so many machines; `daemon`: this one has the daemon.
+    many compute on each of so many machines; `daemon`: this one has the daemon, whose `process` takes so many bytes
+    without a model.
 
     Raises:
         UserError: the run's sequences cannot be shared among them.
@@ -100,7 +103,7 @@ def require_devices(
             f"{option}: each process takes a CUDA device, and PyTorch sees {torch.cuda.device_count()} here; take "
             "fewer, or --device cpu"
         )
-    _require_memory(manifest, processes, device, most, memory != "keep", machines, daemon)
+    _require_memory(manifest, processes, device, most, memory != "keep", machines, daemon, process)
 
 
 def _require_memory(
@@ -111,9 +114,11 @@ def _require_memory(
     recompute: bool,
     machines: int = 1,
     daemon: bool = True,
+    process: int = PROCESS_BYTES,
 ) -> None:
     per_process = worker_bytes(manifest, processes * machines, recompute) + WORKER_BASE_BYTES
-    total = daemon_bytes(manifest) * daemon + processes * (per_process if device.type == "cpu" else WORKER_BASE_BYTES)
+    on_host = per_process if device.type == "cpu" else WORKER_BASE_BYTES
+    total = daemon_bytes(manifest, process) * daemon + processes * on_host
     what = f"a replica in {processes} processes"
     if total > (free := free_memory(torch.device("cpu"))):
         raise ResourceError(f"not enough memory for {what}: it takes about {size(total)}, cpu has {size(free)} free")

@@ -16,7 +16,7 @@ from peer.compute.fitting import best_way, shortage
 from peer.compute.trainer import StageTrainer
 from peer.diagnosis.verdict import Speed
 from peer.optim.outer import OuterState
-from peer.planning.memory import Duty, memory_of
+from peer.planning.memory import PROCESS_BYTES, Duty, memory_of
 from peer.planning.model import work_of
 from protocol.codec.contribution import decode
 from protocol.identity import EMBEDDING, Part, PeerId, parts_authored, stage_part
@@ -42,10 +42,15 @@ def kind_of(manifest: Manifest, stage: int) -> tuple[bool, int, bool]:
 
 
 def measure_stages(
-    manifest: Manifest, device: torch.device, threads: int, seconds: float, tell: Callable[[int], None]
+    manifest: Manifest,
+    device: torch.device,
+    threads: int,
+    seconds: float,
+    tell: Callable[[int], None],
+    process: int = PROCESS_BYTES,
 ) -> list[Speed | None]:
     """Every stage's speed; None where not even a part of it fits into the memory. One stage of each kind is measured,
-    and `tell` is told before which."""
+    and `tell` is told before which. `process`: the bytes of a process without a model."""
     torch.set_num_threads(threads)
     warm_up()
     closing = _closing_by_value(manifest)
@@ -54,17 +59,18 @@ def measure_stages(
     for stage in range(manifest.replicas.stages):
         if (kind := kind_of(manifest, stage)) not in speeds:
             tell(stage)
-            speeds[kind] = _measure(manifest, stage, device, seconds, rate, closing)
+            speeds[kind] = _measure(manifest, stage, device, seconds, rate, closing, process)
     return [speeds[kind_of(manifest, stage)] for stage in range(manifest.replicas.stages)]
 
 
 def _measure(
-    manifest: Manifest, stage: int, device: torch.device, seconds: float, rate: float, closing: float
+    manifest: Manifest, stage: int, device: torch.device, seconds: float, rate: float, closing: float, process: int
 ) -> Speed | None:
     whole = work_of(manifest, stage=stage).operations
     part = part_that_takes(manifest, stage, rate * seconds / (FEWEST + 1))
-    way, _ = best_way(manifest, Duty("volunteer", stage), device)  # as the whole stage would be trained
-    if shortage(memory_of(part, way), device) is not None:
+    whole_stage = Duty("volunteer", stage)
+    way, _ = best_way(manifest, whole_stage, device, process=process)  # as the whole stage would be trained
+    if shortage(memory_of(part, way, process), device) is not None:
         return None
     passes, update = _time(part, way, device, seconds)
     share = work_of(part, stage=stage).operations / whole

@@ -35,8 +35,12 @@ from protocol.trust.membership_card import Role
 NETWORK_BYTES = 60 * 10**6
 """Channels, servers, records, and what waits to be sent and taken."""
 
-PROCESS_BYTES = 430 * 10**6 + NETWORK_BYTES
-"""Python, torch, hivemind, gRPC, numba and SQLite."""
+LATER_BYTES = 80 * 10**6
+"""Modules, kernels and heaps that a process loads after its start: hivemind, numba's code, SQLite."""
+
+PROCESS_BYTES = 350 * 10**6 + LATER_BYTES + NETWORK_BYTES
+"""A process without a model, as planned for a machine that is not here: Python, torch, gRPC and numba, measured once.
+An estimate for the machine at hand takes `process_bytes` of a reading instead."""
 
 TRAINING_BYTES = 90 * 10**6
 """The memory that torch loads and keeps of its own in a process that trains, in bytes."""
@@ -112,11 +116,16 @@ class MemoryNeeds:
         return self.device_held + self.host_held + max(self.device_passing, self.host_passing)
 
 
-def memory_of(manifest: Manifest, duty: Duty) -> MemoryNeeds:
-    """An upper estimate of a peer's memory, in one process."""
+def process_bytes(resident: int) -> int:
+    """The bytes that a process comes to take without a model, if they are so many at its start."""
+    return resident + LATER_BYTES + NETWORK_BYTES
+
+
+def memory_of(manifest: Manifest, duty: Duty, process: int = PROCESS_BYTES) -> MemoryNeeds:
+    """An upper estimate of a peer's memory, in one process, which takes `process` bytes without a model."""
     authored, followed = parts_of(manifest, duty)
     outer = AUTHORED_BYTES * _values(manifest, authored) + FOLLOWED_BYTES * _values(manifest, followed)
-    outer += PROCESS_BYTES + (TRAINING_BYTES if authored else 0)
+    outer += process + (TRAINING_BYTES if authored else 0)
     host_passing = max(
         AUTHORED_PASSING_BYTES * _largest_tensor(manifest, authored),
         FOLLOWED_PASSING_BYTES * _largest_tensor(manifest, followed),

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from peer import joining
+from peer.devices.fit import WORKER_BASE_BYTES, daemon_bytes, worker_bytes
 from peer.joining import (
     StageChoice,
     choose_stages,
@@ -24,7 +25,7 @@ from peer.joining import (
     warn_of_clock,
 )
 from peer.network import admission
-from peer.planning.memory import Duty, memory_of
+from peer.planning.memory import PROCESS_BYTES, Duty, memory_of
 from peer.settings import PeerSettings
 from peer.store import membership
 from peer.store.disk import space_in
@@ -36,7 +37,7 @@ from protocol.identity import PeerId
 from protocol.limits import CLOCK_SLACK_SECONDS
 from protocol.manifest import check_manifest
 from protocol.run.run_files import RunFile, descriptor_of, file_names, files_needed
-from protocol.trust.membership_card import Card, issue
+from protocol.trust.membership_card import Card, Role, issue
 from protocol.trust.records import PeerRecord
 from protocol.trust.ticket import Ticket
 from protocol.wording import megabytes_above, size
@@ -124,6 +125,26 @@ def test_of_a_runs_stages_those_are_offered_that_fit_and_of_the_others_it_is_tol
     assert fit(max_memory=TAKES[2]) == StageChoice((1, 2), f"stage 0 needs {size(TAKES[0])} {gives}")
     assert fit(max_memory=TAKES[0] - 1).stages == (1, 2)
     assert fit(max_memory=TAKES[1]).stages == (1,)
+
+
+@pytest.mark.parametrize("nproc", [1, 2])
+@pytest.mark.parametrize("role", ["volunteer", "datacenter", "observer"])
+def test_a_process_that_takes_more_on_this_machine_leaves_less_for_the_model(tmp_path: Path, role: Role, nproc: int):
+    """By a reading that is 100 MB above what is planned elsewhere; the limit is what the place takes by it, and a byte
+    less."""
+    if nproc > 1 and role != "datacenter":
+        pytest.skip("one process")
+    process = PROCESS_BYTES + 10**8
+    takes = memory_of(THREE, Duty(role, 1, recompute=True), process).total
+    assert takes == memory_of(THREE, Duty(role, 1, recompute=True)).total + 10**8
+    if nproc > 1:
+        takes = daemon_bytes(THREE, process) + nproc * (worker_bytes(THREE, nproc) + WORKER_BASE_BYTES)
+    settings = replace(volunteer(tmp_path), role=role, nproc=nproc, process_bytes=process)
+    settings = replace(settings, stage=1) if role == "volunteer" else settings
+    require_fit(replace(settings, max_memory=takes), DESCRIPTOR)
+    with pytest.raises(UserError, match="memory"):
+        require_fit(replace(settings, max_memory=takes - 1), DESCRIPTOR)
+    require_fit(replace(settings, max_memory=takes - 10**8, process_bytes=PROCESS_BYTES), DESCRIPTOR)
 
 
 def test_a_volunteer_may_move_to_the_other_stages_that_fit_if_its_owner_has_agreed(tmp_path: Path):

@@ -10,7 +10,7 @@ from peer.compute.arithmetic import Arithmetic
 from peer.devices.fit import WORKER_BASE_BYTES, daemon_bytes, worker_bytes
 from peer.devices.workers import Split
 from peer.network.reach.reach import Wish
-from peer.planning.memory import Duty, memory_of
+from peer.planning.memory import PROCESS_BYTES, Duty, memory_of
 from peer.settings import LOW_NICENESS, Meeting, PeerSettings, bytes_of
 from protocol.errors import UserError
 from protocol.identity import RunId
@@ -74,12 +74,14 @@ def test_options_of_several_machines_that_do_not_go_together_say_what_would(opti
 def test_activations_are_computed_again_where_it_was_said_or_where_they_would_not_fit(nproc: int):
     """The limits are those between which the choice lies: as much as it takes to keep them, and a byte less."""
     cpu, run = torch.device("cpu"), check_manifest({"model": {"preset": "micro"}, "replicas": {"stages": 1}})
-    takes = memory_of(run, Duty("volunteer")).total
+    process = PROCESS_BYTES - 10**8  # as a reading may have it
+    takes = memory_of(run, Duty("volunteer"), process).total
     if nproc > 1:
-        takes = daemon_bytes(run) + nproc * (worker_bytes(run, nproc, recompute=False) + WORKER_BASE_BYTES)
+        takes = daemon_bytes(run, process) + nproc * (worker_bytes(run, nproc, recompute=False) + WORKER_BASE_BYTES)
 
     def recomputes(memory: str, most: int | None) -> bool:
-        return said(nproc=nproc, memory=memory, max_memory=most).arithmetic(run, None, cpu).recompute
+        settings = said(nproc=nproc, memory=memory, max_memory=most, process_bytes=process)
+        return settings.arithmetic(run, None, cpu).recompute
 
     assert [recomputes("auto", most) for most in (takes, takes - 1, None)] == [False, True, False]
     assert recomputes("recompute", None)

@@ -83,6 +83,16 @@ def test_without_a_ticket_this_machine_alone_is_looked_at(capsys: pytest.Capture
     assert [event for event in events if isinstance(event, Progress)]
 
 
+def test_a_stage_takes_what_a_process_takes_here_beside_the_model(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    needed = []
+    for resident in (3 * 10**8, 7 * 10**8):
+        monkeypatch.setattr("peer.compute.capacity.resident_bytes", lambda resident=resident: resident)
+        needed.append(said(ALONE, capsys)[1]["stage 1"]["numbers"]["memory"])
+    assert needed[1] - needed[0] == 4 * 10**8
+
+
 def test_a_person_sees_a_table_with_what_to_do(capsys: pytest.CaptureFixture[str]):
     assert examine(ALONE, Terminal(lambda event: None)) == 0
     out = " ".join(capsys.readouterr().out.split())

@@ -14,6 +14,7 @@ from peer.cli.__main__ import app
 from peer.cli.join import NOT_SETTINGS, pause_peers, resume_peers, watched
 from peer.cli.options import ServingOptions
 from peer.pausing import is_pause_requested
+from peer.planning.memory import process_bytes
 from peer.process import Terminal
 from peer.settings import PeerSettings
 from peer.store.home import locked, peer_folder
@@ -142,6 +143,20 @@ def test_a_volunteer_names_its_stage_or_leaves_it_to_the_node_and_may_move_where
     done = CliRunner().invoke(app, ["join", *typed, str(ONE)])
     assert done.exit_code == 0, done.output
     assert [(each.directory.name, each.stage, each.any_stage) for each in asked] == [(folder, stage, any_stage)]
+
+
+def test_a_peer_plans_with_what_its_process_takes_at_its_start_and_what_it_will_load(monkeypatch: pytest.MonkeyPatch):
+    asked: list[PeerSettings] = []
+
+    def run_command(serve: Any, terminal: Terminal) -> int:
+        asked.append(serve.keywords["settings"])
+        return 0
+
+    monkeypatch.setattr(process, "run_command", run_command)
+    for command, resident in (("join", 2 * 10**8), ("replica", 9 * 10**8), ("observe", 3 * 10**8)):
+        monkeypatch.setattr("peer.compute.capacity.resident_bytes", lambda resident=resident: resident)
+        assert CliRunner().invoke(app, [command, str(ONE)]).exit_code == 0
+        assert asked[-1].process_bytes == process_bytes(resident) > resident
 
 
 @pytest.mark.parametrize("typed", ["two", "-1", "", "Any", "1.0"])
