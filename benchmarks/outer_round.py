@@ -26,18 +26,26 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+from options.small import sized_arguments
+from shaped.places import Place, links, loopback
 
 from protocol.trust.keys import load_or_create
 
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # before any import of grpc
 
 PEERS = 4
-RATE = "100mbit"
 WARM_UP = 3
 """Rounds in which kernels are loaded and the allocators come to keep their pages."""
+LAST_LINES, LAST_SECONDS = 20, 10.0
+"""Lines that a peer said before it ended, and the time it has for that."""
+END_SECONDS = 30.0
 MODEL = {"layers": 3, "d": 512, "heads": 8, "kv_heads": 8, "ffn": 1472, "context": 8, "vocabulary": 258}
 """One stage of it has 10.06 million parameters."""
+MATCHMAKING_SECONDS, REQUEST_SECONDS, STEP_SECONDS = 10.0, 3.0, 120.0
+"""The averager's: until a search begins anew, until a leader counts as gone, and until a step has failed. A group of
+fewer than all peers goes on searching, where by default two are enough: their round is not the one that is measured."""
 OUTER = {"chunk_side": 64, "top_k": 32, "values": "2bit", "beta": 0.95, "learning_rate": 1.0, "aggregate": "all"}
 """The paper's outer settings, with two-bit values."""
 
@@ -179,6 +187,7 @@ def averager_peer(number: int, address: str, rounds: int) -> None:
     from protocol.manifest import check_manifest
 
     torch.set_num_threads(1)
+    tempfile.gettempdir()  # its lock is held when this is first asked; a fork at that moment would wait for it for ever
     layout = part_layout(check_manifest({"model": MODEL, "replicas": {"stages": 1, "compression": 1}}), stage_part(0))
     first = hear() if number else []
     dht = hivemind.DHT(
@@ -192,8 +201,9 @@ def averager_peer(number: int, address: str, rounds: int) -> None:
         start=True,
         prefix="round",
         target_group_size=PEERS,
-        min_matchmaking_time=10.0,
-        request_timeout=3.0,
+        min_group_size=PEERS,
+        min_matchmaking_time=MATCHMAKING_SECONDS,
+        request_timeout=REQUEST_SECONDS,
         compression=Float16Compression(),
     )
     hear()
@@ -201,13 +211,13 @@ def averager_peer(number: int, address: str, rounds: int) -> None:
         with averager.get_tensors() as tensors:
             for tensor in tensors:
                 tensor.copy_(torch.randn(tensor.shape, generator=generator) * 1e-3)
-        step = averager.step(wait=False, require_trigger=True, timeout=120, gather=None)
-        while step.stage != AveragingStage.AWAITING_TRIGGER:
+        step = averager.step(wait=False, require_trigger=True, timeout=STEP_SECONDS, gather=None)
+        while step.stage != AveragingStage.AWAITING_TRIGGER and not step.done():  # done: it has failed
             time.sleep(0.01)
         say(ready=True)
         wait_until(hear())
         step.allow_allreduce()
-        group = step.result(120)
+        group = step.result(STEP_SECONDS)
         end = time.monotonic()
         assert len(group or ()) == PEERS, group
         with averager.get_tensors() as tensors:
@@ -217,148 +227,108 @@ def averager_peer(number: int, address: str, rounds: int) -> None:
     dht.shutdown()
 
 
-# The networks
-
-
-def command(*words: str) -> None:
-    subprocess.run(words, check=True, capture_output=True)
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where one peer runs: a network namespace ("" is the machine's own), its address and its interface."""
-
-    namespace: str
-    address: str
-    interface: str
-
-    def within(self) -> list[str]:
-        return ["ip", "netns", "exec", self.namespace] if self.namespace else []
-
-    def bytes_sent(self) -> int:
-        text = subprocess.run(
-            [*self.within(), "cat", "/proc/net/dev"], check=True, capture_output=True, text=True
-        ).stdout
-        line = next(line for line in text.splitlines() if line.strip().startswith(f"{self.interface}:"))
-        return int(line.split(":")[1].split()[8])
-
-
-@contextlib.contextmanager
-def namespaces(names: list[str]) -> Iterator[None]:
-    made = []
-    try:
-        for name in names:
-            command("ip", "netns", "add", name)
-            made.append(name)
-            command("ip", "-n", name, "link", "set", "lo", "up")
-        yield
-    finally:
-        for name in made:
-            command("ip", "netns", "del", name)
-
-
-@contextlib.contextmanager
-def loopback() -> Iterator[list[Place]]:
-    """All peers on one loopback: of a namespace of their own where the kernel lets us."""
-    name = f"hetpeer{os.getpid()}"
-    try:
-        with namespaces([name]):
-            yield [Place(name, "127.0.0.1", "lo")] * PEERS
-    except (OSError, subprocess.CalledProcessError):
-        if os.geteuid() == 0:
-            raise
-        yield [Place("", "127.0.0.1", "lo")] * PEERS
-
-
-@contextlib.contextmanager
-def links() -> Iterator[list[Place]]:
-    """Each peer in its namespace, on a switch, with RATE up and down."""
-    switch, hosts = f"hetpeer{os.getpid()}s", [f"hetpeer{os.getpid()}h{each}" for each in range(PEERS)]
-    shape = ("root", "tbf", "rate", RATE, "burst", "64kb", "latency", "50ms")
-    with namespaces([switch, *hosts]):
-        command("ip", "-n", switch, "link", "add", "br0", "type", "bridge")
-        command("ip", "-n", switch, "link", "set", "br0", "up")
-        for each, host in enumerate(hosts):
-            command(
-                "ip", "-n", host, "link", "add", "eth0", "type", "veth", "peer", "name", f"p{each}", "netns", switch
-            )
-            command("ip", "-n", switch, "link", "set", f"p{each}", "master", "br0", "up")
-            command("ip", "-n", host, "addr", "add", f"10.77.0.{each + 1}/24", "dev", "eth0")
-            command("ip", "-n", host, "link", "set", "eth0", "up")
-            command("ip", "netns", "exec", host, "tc", "qdisc", "add", "dev", "eth0", *shape)
-            command("ip", "netns", "exec", switch, "tc", "qdisc", "add", "dev", f"p{each}", *shape)
-        yield [Place(host, f"10.77.0.{each + 1}", "eth0") for each, host in enumerate(hosts)]
-
-
 # The measurement
 
 
-def measure(side: str, places: list[Place], rounds: int) -> Result:
-    """Run one side on one network: median seconds and bytes of the rounds after the warm-up."""
-    root = Path(__file__).resolve().parent.parent
-    processes: list[subprocess.Popen[str]] = []
-    operator = tempfile.TemporaryDirectory()
-    load_or_create(Path(operator.name))
+@dataclass(slots=True)
+class Peer:
+    """The process of one peer of a side. What it says of itself lies in a file until it ends before its time."""
 
-    def tell(process: subprocess.Popen[str], words: object) -> None:
-        assert process.stdin is not None
-        process.stdin.write(json.dumps(words) + "\n")
-        process.stdin.flush()
+    side: str
+    process: subprocess.Popen[str]
+    said: IO[str]
 
-    def answer(process: subprocess.Popen[str]) -> Any:
-        assert process.stdout is not None
-        while line := process.stdout.readline():
+    def tell(self, words: object) -> None:
+        """Let it hear a line."""
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(json.dumps(words) + "\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            raise self.ended() from None
+
+    def answer(self) -> Any:
+        """Its next line.
+
+        Raises:
+            SystemExit: there is none; with its exit code, and what it said last.
+        """
+        assert self.process.stdout is not None
+        while line := self.process.stdout.readline():
             if line.startswith("{"):
                 return json.loads(line)
-        raise SystemExit(f"a peer of {side} ended before its time")
+        raise self.ended()
 
-    try:
-        addresses: list[Any] = []
+    def ended(self) -> SystemExit:
+        """Its end before its time, in words."""
+        try:
+            code: int | str = self.process.wait(LAST_SECONDS)
+        except subprocess.TimeoutExpired:
+            code = "none yet"
+        self.said.seek(0)
+        last = "".join(self.said.readlines()[-LAST_LINES:])
+        return SystemExit(f"a peer of {self.side} ended before its time, exit code {code}; it said:\n{last}")
+
+
+@contextlib.contextmanager
+def started(side: str, places: list[Place], rounds: int) -> Iterator[list[Peer]]:
+    """The peers of one side, of which each knows all addresses, for as long as the block lasts."""
+    root = Path(__file__).resolve().parent.parent
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with contextlib.ExitStack() as stack:
+        operator = stack.enter_context(tempfile.TemporaryDirectory())
+        load_or_create(Path(operator))
+        environment = os.environ | {"PYTHONPATH": str(root), "HIVEMIND_LOGLEVEL": "ERROR"}
+        environment["HETPEER_BENCHMARK"] = operator
+        peers: list[Peer] = []
         for number, place in enumerate(places):
             words = [*place.within(), sys.executable, __file__, "--peer", side, str(number), place.address, str(rounds)]
-            environment = os.environ | {"PYTHONPATH": str(root), "HIVEMIND_LOGLEVEL": "ERROR"}
-            environment["HETPEER_BENCHMARK"] = operator.name
-            processes.append(
-                subprocess.Popen(
-                    words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=root
-                )
-            )
-            if side == "averager" and number:
-                tell(processes[number], addresses[0])
-            addresses.append(answer(processes[number])["address"])
-        for process in processes:
-            tell(process, addresses)
-        interfaces = list({(place.namespace, place.interface): place for place in places}.values())
-        seconds, sent = [], []
-        for _ in range(rounds):
-            for process in processes:
-                answer(process)
+            said = stack.enter_context(tempfile.TemporaryFile("w+"))
+            process = subprocess.Popen(words, **pipes, stderr=said, env=environment, cwd=root)  # type: ignore[call-overload]
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            peers.append(Peer(side, process, said))
+        if side == "averager":  # the others find each other by the first
+            first = peers[0].answer()["address"]
+            for peer in peers[1:]:
+                peer.tell(first)
+        addresses = [first] if side == "averager" else []
+        addresses += [peer.answer()["address"] for peer in peers[len(addresses) :]]
+        for peer in peers:
+            peer.tell(addresses)
+        yield peers
+
+
+def measure(side: str, places: list[Place], warm_up: int, rounds: int) -> Result:
+    """Run one side on one network: median seconds and bytes of the rounds after the warm-up."""
+    interfaces = list({(place.namespace, place.interface): place for place in places}.values())
+    seconds, sent = [], []
+    with started(side, places, warm_up + rounds) as peers:
+        for _ in range(warm_up + rounds):
+            for peer in peers:
+                peer.answer()
             time.sleep(1)  # what is still on the wire from before is not this round's
             before = sum(place.bytes_sent() for place in interfaces)
             start = time.monotonic() + 0.2
-            for process in processes:
-                tell(process, start)
-            answers = [answer(process) for process in processes]
+            for peer in peers:
+                peer.tell(start)
+            answers = [peer.answer() for peer in peers]
             sent.append(sum(place.bytes_sent() for place in interfaces) - before)
             seconds.append(max(each["end"] for each in answers) - start)
             assert len({each["state"] for each in answers}) == 1, "the peers' digests differ"
-        for process in processes:
-            tell(process, "end")
-            process.wait(30)
-        return Result(statistics.median(seconds[WARM_UP:]), int(statistics.median(sent[WARM_UP:])))
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-        operator.cleanup()
+        for peer in peers:
+            peer.tell("end")
+            peer.process.wait(END_SECONDS)
+    return Result(statistics.median(seconds[warm_up:]), int(statistics.median(sent[warm_up:])))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="One outer round of four peers, beside hivemind's averager.")
     parser.add_argument("--rounds", type=int, default=9, help="the median counts")
+    parser.add_argument("--warm-up", type=int, default=WARM_UP, metavar="ROUNDS", help="before those that count")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--peer", nargs=4, metavar=("SIDE", "NUMBER", "ADDRESS", "ROUNDS"), help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = sized_arguments(parser, rounds=1, warm_up=0)
     if options.peer:
         side, number, address, rounds = options.peer
         if side == "ours":
@@ -370,9 +340,9 @@ def main() -> None:
     results: dict[str, dict[str, Result]] = {}
     for network in (loopback, links):
         try:
-            with network() as places:
+            with network(PEERS) as places:
                 results[network.__name__] = {
-                    side: measure(side, places, WARM_UP + options.rounds) for side in ("ours", "averager")
+                    side: measure(side, places, options.warm_up, options.rounds) for side in ("ours", "averager")
                 }
         except (OSError, subprocess.CalledProcessError) as error:
             print(f"{network.__name__}: not here ({error}); root and tc's tbf are needed", file=sys.stderr)
