@@ -27,6 +27,7 @@ from typing import Any, get_args
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.options.small import sized_arguments
 from tests.chaos.faults import CrowdKind
 
 ROOT = Path(__file__).parents[1]
@@ -143,7 +144,7 @@ def main() -> None:
     parser.add_argument("--calm-loss", type=float, help="of the undisturbed run, if that is known: it is left out then")
     parser.add_argument("--dir", type=Path, help="keep logs here")
     parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
+    options = sized_arguments(parser, kinds=["clock"], names=[1], seconds=3.0, rounds=4, inner_steps=4, calm_loss=7.0)
     with tempfile.TemporaryDirectory() as temporary:
         folder = (options.dir or Path(temporary)).absolute()
         shape = options.rounds, options.inner_steps

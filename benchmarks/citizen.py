@@ -32,6 +32,7 @@ import grpc
 import numpy as np
 import uvloop
 from group.processes import Processes, hear, say, started
+from options.small import sized_arguments
 from shaped.hosts import Hosts, hosts, missing
 from tls import shown
 
@@ -91,6 +92,14 @@ class Delay:
     tenth_ms: float
     """A tenth of them took at least so long."""
     blobs_mbps: float
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """Seconds before a measurement, and of it."""
+
+    settling: float
+    measured: float
 
 
 # A peer: a process of its own
@@ -191,7 +200,7 @@ def pair(on: Hosts, folder: Path, *limits: dict[str, float | None]) -> Iterator[
         yield peers
 
 
-def measure(on: Hosts, folder: Path, up: bool, mbps: float, kind: Kind, seconds: float) -> Row:
+def measure(on: Hosts, folder: Path, up: bool, mbps: float, kind: Kind, spans: Spans) -> Row:
     """One row."""
     limits = {"max_up": mbps if up else None, "max_down": None if up else mbps}
     with pair(on, folder, limits, FREE) as peers:
@@ -201,11 +210,11 @@ def measure(on: Hosts, folder: Path, up: bool, mbps: float, kind: Kind, seconds:
             {"carry": carry, "send": n == sender, "fetch": FETCHES * (blobs and n != sender)} for n in (HOME, AWAY)
         ]
         peers.order(tasks)
-        time.sleep(SETTLING)
+        time.sleep(spans.settling)
         way = "tx" if up else "rx"
         began, before = time.monotonic(), on.bytes_of(HOME)[way]
         first = peers.tell({})[sender]
-        time.sleep(seconds)
+        time.sleep(spans.measured)
         after, took = on.bytes_of(HOME)[way], time.monotonic() - began
         last = peers.tell({})[sender]
         measured = 8 * (after - before) / took / 1e6
@@ -214,7 +223,7 @@ def measure(on: Hosts, folder: Path, up: bool, mbps: float, kind: Kind, seconds:
     return Row("--max-up" if up else "--max-down", mbps, kind, measured, measured / mbps, part)
 
 
-def delay(on: Hosts, folder: Path, mode: str, seconds: float) -> Delay:
+def delay(on: Hosts, folder: Path, mode: str, spans: Spans) -> Delay:
     """One way of treating blobs beside frames."""
     with pair(on, folder, FREE, FREE) as peers:
         home = {"carry": True, "send": True, "regularly": True, "fetch": 0, "step": mode == "giving way"}
@@ -225,12 +234,12 @@ def delay(on: Hosts, folder: Path, mode: str, seconds: float) -> Delay:
             "step": mode == "fetching slowly",
         }
         peers.order((home, away))
-        time.sleep(SETTLING)
+        time.sleep(spans.settling)
         first = peers.tell({})
-        time.sleep(seconds)
+        time.sleep(spans.measured)
         last = peers.tell({})
     delays = sorted(last[AWAY]["delays"][len(first[AWAY]["delays"]) :])
-    blobs = 8 * (last[HOME]["blobs"] - first[HOME]["blobs"]) / seconds / 1e6
+    blobs = 8 * (last[HOME]["blobs"] - first[HOME]["blobs"]) / spans.measured / 1e6
     return Delay(mode, *(1000 * delays[int(len(delays) * part)] for part in (0.5, 0.9)), blobs)
 
 
@@ -259,9 +268,10 @@ def main() -> int:
     parser.add_argument("--modes", nargs="*", choices=MODES, default=list(MODES), help="of blobs beside frames")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--seconds", type=float, default=SECONDS, help="of each measurement")
+    parser.add_argument("--settling", type=float, default=SETTLING, metavar="SECONDS", help="before each measurement")
     for hidden in ("--serve", "--folder", "--address"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
-    given = parser.parse_args()
+    given = sized_arguments(parser, limits=[5.0], kinds=["both"], modes=["giving way"], seconds=1.0, settling=1.0)
     if given.serve is not None:
         with contextlib.suppress(asyncio.CancelledError):
             uvloop.run(serve(int(given.serve), Path(given.folder), given.address))
@@ -269,17 +279,17 @@ def main() -> int:
     if lacking := missing():
         print(lacking, file=sys.stderr)
         return 1
-    rows, delays = [], []
+    rows, delays, spans = [], [], Spans(given.settling, given.seconds)
     with tempfile.TemporaryDirectory() as folder, hosts(2, LATENCY) as on:
         on.limit(LINK_MEGABITS, 2)
         for up in (True, False):
             for mbps in given.limits:
                 for kind in given.kinds:
-                    rows.append(measure(on, Path(folder), up, mbps, kind, given.seconds))
+                    rows.append(measure(on, Path(folder), up, mbps, kind, spans))
                     print(table(rows[-1:]), file=sys.stderr, flush=True)
         on.limit(DELAY_MEGABITS, 2)
         for mode in given.modes:
-            delays.append(delay(on, Path(folder), mode, given.seconds))
+            delays.append(delay(on, Path(folder), mode, spans))
             print(delay_table(delays[-1:]), file=sys.stderr, flush=True)
     found = {"limits": [asdict(each) for each in rows], "delays": [asdict(each) for each in delays]}
     print(json.dumps(found, indent=1) if given.json else f"{table(rows)}\n{delay_table(delays)}")

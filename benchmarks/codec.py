@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import numpy as np
 import torch
+from options.small import sized_arguments
 from torch import Tensor
 
 from peer.optim.outer import top_k
@@ -137,7 +138,7 @@ def main() -> None:
     parser.add_argument("--side", type=int, default=4096, help="of the matrix; a multiple of 64")
     parser.add_argument("--runs", type=int, default=50, help="the quickest counts")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    options = parser.parse_args()
+    options = sized_arguments(parser, side=256, runs=1)
     if options.side < CHUNK_SIDE or options.side % CHUNK_SIDE or options.runs < 1:
         parser.error(f"--side is a multiple of {CHUNK_SIDE}, --runs at least 1")
     torch.set_num_threads(1)

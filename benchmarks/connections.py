@@ -31,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import grpc
 import uvloop
 
+from benchmarks.options.small import sized_arguments
 from peer.testnet.child import two_free_ports
 from protocol.events.activity import RoundDone, Serving, StepDone
 from protocol.limits import CHUNK_BYTES
@@ -205,7 +206,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--files", type=int, default=1024)
     parser.add_argument("--forwarding", type=int, metavar="MIB", help="measure what the gate costs instead")
-    given = parser.parse_args()
+    parser.add_argument("--json", action="store_true", help="as it does anyway: the numbers are JSON")
+    given = sized_arguments(parser, connections=50, sites=5, seconds=1.0)
     if given.forwarding:
         print(json.dumps(forwarding(given.forwarding), indent=1))
         return

@@ -46,6 +46,7 @@ import torch
 from compared.peak import peak_operations, peak_share
 from compared.sides import PLAIN, SIDES, STAGES, Case, Side, serve
 from group.processes import Processes, started
+from options.small import sized_arguments
 
 from peer.compute.arithmetic import FACTORS, Arithmetic, precision_on
 from peer.compute.capacity import cores, find_device
@@ -220,7 +221,9 @@ def main() -> None:
     parser.add_argument("--sides", nargs="+", choices=list(SIDES), default=list(SIDES))
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--serve", nargs=4, help=argparse.SUPPRESS)
-    given = parser.parse_args()
+    given = sized_arguments(
+        parser, presets=["pico"], device="cpu", sequences=4, turns=1, sides=["replica", "stages", "pipeline"]
+    )
     if given.serve:
         case, side, folder, index = given.serve
         serve(Case(**json.loads(case)), Side(**json.loads(side)), Path(folder), int(index))

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 import torch
+from options.small import sized_arguments
 
 from peer.compute.capacity import cores, peak_bytes
 from peer.devices.parallel_replica import ShardedReplica
@@ -79,7 +80,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=128, help="tokens of a sequence")
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
+    options = sized_arguments(parser, preset="nano", context=16, processes=[1, 2])
     rows = [measure(options.preset, options.context, processes) for processes in options.processes]
     if options.json:
         print(json.dumps({"preset": options.preset, "rows": [asdict(row) for row in rows]}))

@@ -18,7 +18,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from peer.planning.memory import NETWORK_BYTES, Duty, memory_of, trained_values
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.options.small import sized_arguments
+from peer.planning.memory import NETWORK_BYTES, Duty, memory_of, process_bytes, trained_values
 from protocol.manifest import Manifest, check_manifest
 
 STAGES = 4
@@ -66,8 +69,9 @@ class Case:
 @dataclass(frozen=True, slots=True)
 class Row:
     """Bytes. `device_bytes` and `host_bytes`: of tensors that are held between two inner steps, where the model is
-    computed and beside it; `measured_bytes`: the most that the whole process took; `estimate_bytes`: what the memory
-    model says of it, less what the network takes. `above`: how much that is above what was measured, as a share."""
+    computed and beside it; `base_bytes`: of the process after its imports; `measured_bytes`: the most that all of it
+    took; `estimate_bytes`: the memory model's, by that base, less the network's. `above`: how much that is above what
+    was measured, as a share."""
 
     role: str
     preset: str
@@ -77,6 +81,7 @@ class Row:
     ngrams: int
     device_bytes: int
     host_bytes: int
+    base_bytes: int
     measured_bytes: int
     estimate_bytes: int
     above: float
@@ -117,7 +122,7 @@ def measured(case: Case) -> Row:
             output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT).stdout
         counted = json.loads(output)
     manifest = case.manifest
-    estimate = memory_of(manifest, case.duty).total - NETWORK_BYTES
+    estimate = memory_of(manifest, case.duty, process_bytes(counted["base"])).total - NETWORK_BYTES
     values = trained_values(manifest, case.duty)
     return Row(
         role=case.role,
@@ -128,6 +133,7 @@ def measured(case: Case) -> Row:
         ngrams=case.ngrams,
         device_bytes=counted["device"],
         host_bytes=counted["host"],
+        base_bytes=counted["base"],
         measured_bytes=counted["peak"],
         estimate_bytes=estimate,
         above=estimate / counted["peak"] - 1,
@@ -156,7 +162,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--presets", nargs="+", choices=CASES, default=["tiny"], help="default: tiny, in two minutes")
     parser.add_argument("--json", action="store_true", help="print one JSON object with `rows` instead")
-    options = parser.parse_args()
+    options = sized_arguments(parser, presets=["nano"])
     rows = []
     for case in (case for preset in options.presets for case in CASES[preset]):
         rows.append(measured(case))

@@ -14,6 +14,7 @@ import re
 import time
 from dataclasses import asdict
 
+from options.small import sized_arguments
 from virtual.measure import Conditions, Measured, Spread, measure
 
 from protocol.identity import stage_part
@@ -81,7 +82,7 @@ def main() -> None:
     parser.add_argument("--values", default="2bit", choices=["2bit", "bf16"])
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
+    options = sized_arguments(parser, replicas=[10])
     tables = {
         "model": {"preset": options.preset},
         "replicas": {"stages": options.stages},

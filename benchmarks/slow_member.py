@@ -17,6 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from benchmarks.options.small import sized_arguments
 from protocol.events.group_decisions import Dismissed, MemberReplaced
 from tests.world.runs import get_ready
 from tests.world.slowness import MEASURED_SECONDS, STAGES, Nap, always, beside_a_slow_member, slowed
@@ -82,7 +83,7 @@ def main() -> None:
     parser.add_argument("--no-spare", action="store_true", help="nobody else of its stage is there")
     parser.add_argument("--seconds", type=float, default=MEASURED_SECONDS, help="of virtual time that are measured")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    options = parser.parse_args()
+    options = sized_arguments(parser, ways=["14 s a step"], stages=[1], seconds=40.0)
     get_ready()
     rows = []
     for way in options.ways:

@@ -24,10 +24,11 @@ from statistics import linear_regression, median
 from typing import Any
 
 import psutil
+from options.small import sized_arguments
 
 ROOT = Path(__file__).parents[1]
 
-CALM_ROUNDS = 6
+CALM_ROUNDS, FEWEST_ROUNDS = 6, 4
 SAMPLE_SECONDS = 5.0
 STEADY_SECONDS = 180.0
 """Until then a process still allocates what it will need."""
@@ -158,12 +159,14 @@ class Outcome:
     loss: float
 
 
-def storm(folder: Path, minutes: float, per_minute: float, kinds: str, seed: int, steps: int) -> Outcome:
+def storm(
+    folder: Path, minutes: float, per_minute: float, kinds: str, seed: int, steps: int, calm_rounds: int
+) -> Outcome:
     """Both runs."""
     for name in ("calm", "storm"):
         (folder / name).mkdir(parents=True)
-    calm = testnet(folder / "calm", CALM_ROUNDS, steps, None)
-    rounds = max(4, math.ceil(60 * minutes / calm.round_seconds()))
+    calm = testnet(folder / "calm", calm_rounds, steps, None)
+    rounds = max(FEWEST_ROUNDS, math.ceil(60 * minutes / calm.round_seconds()))
     run = testnet(folder / "storm", rounds, steps, f"random:{seed}:{per_minute:g}:{kinds}")
     chaos, ends = run.report["chaos"], [line["at"] for line in run.log if line["event"] == "RoundDone"]
     own = run.undisturbed_tokens_per_second()
@@ -194,14 +197,16 @@ def main() -> None:
     parser.add_argument("--kinds", default="kill+pause+partition+slow")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--inner-steps", type=int, default=60)
+    parser.add_argument("--calm-rounds", type=int, default=CALM_ROUNDS, help="of the undisturbed run, at least 2")
     parser.add_argument("--dir", type=Path, help="keep logs here")
     parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
+    options = sized_arguments(parser, minutes=0.02, per_minute=20.0, inner_steps=4, calm_rounds=2)
     if options.dir and options.dir.exists() and any(options.dir.iterdir()):
         parser.error(f"{options.dir} is not empty: the logs of another storm may be there")
     with tempfile.TemporaryDirectory() as temporary:
         folder = (options.dir or Path(temporary)).absolute()
-        outcome = storm(folder, options.minutes, options.per_minute, options.kinds, options.seed, options.inner_steps)
+        faults = options.per_minute, options.kinds, options.seed
+        outcome = storm(folder, options.minutes, *faults, options.inner_steps, options.calm_rounds)
     if options.json:
         print(json.dumps(asdict(outcome)))
         return

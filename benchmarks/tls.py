@@ -30,6 +30,7 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # before any import of grpc
 import grpc
 import numpy as np
 import uvloop
+from options.small import sized_arguments
 
 from bootstrap.admission.admission_policy import AdmissionPolicy
 from bootstrap.admission.places import Admission
@@ -320,7 +321,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=7, help="of each side; the median counts")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--answer", nargs=3, metavar=("FOLDER", "PRESET", "COMPRESSION"), help=argparse.SUPPRESS)
-    given = parser.parse_args()
+    given = sized_arguments(parser, preset="nano", megabytes=1.0, turns=1)
     if given.answer:
         folder, preset, compression = given.answer
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

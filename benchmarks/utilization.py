@@ -51,6 +51,7 @@ import uvloop
 from group.processes import hear, say, started
 from group.stage import SameBatch, Steps, place
 from group.training import train
+from options.small import sized_arguments
 from shaped.case import (
     COMPRESSIONS,
     LATENCY,
@@ -253,7 +254,7 @@ def main() -> int:
     parser.add_argument("--down", type=float, default=1.0, metavar="TIMES", help=down)
     for hidden in ("--serve", "--folder", "--compression", "--address"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
-    given = parser.parse_args()
+    given = sized_arguments(parser, compressions=[8], mbps=[100], microbatches=4, steps=1)
     case = Case(given.time, given.stages, given.microbatches, given.overlap, given.steps)
     if given.serve is not None:
         with contextlib.suppress(asyncio.CancelledError):

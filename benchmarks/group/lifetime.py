@@ -16,7 +16,7 @@ from torch import Tensor
 import peer.daemon  # what a peer's process has in memory at least
 from benchmarks.memory import Case
 from peer.compute.arithmetic import Arithmetic
-from peer.compute.capacity import cores, give_large_blocks_back, peak_bytes
+from peer.compute.capacity import cores, give_large_blocks_back, peak_bytes, resident_bytes
 from peer.compute.evaluation import Evaluator
 from peer.compute.replica import WholeReplica
 from peer.compute.schedule import least_depth
@@ -195,7 +195,7 @@ def main() -> None:
         return
     give_large_blocks_back()
     me = os.getpid()
-    base = peak_bytes(me)
+    base = resident_bytes()
     lifetime = Lifetime(case, folder)
     lifetime.begin()
     begun = peak_bytes(me)
