@@ -326,9 +326,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="One outer round of four peers, beside hivemind's averager.")
     parser.add_argument("--rounds", type=int, default=9, help="the median counts")
     parser.add_argument("--warm-up", type=int, default=WARM_UP, metavar="ROUNDS", help="before those that count")
+    parser.add_argument("--no-links", action="store_true", help="on loopback alone")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--peer", nargs=4, metavar=("SIDE", "NUMBER", "ADDRESS", "ROUNDS"), help=argparse.SUPPRESS)
-    options = sized_arguments(parser, rounds=1, warm_up=0)
+    options = sized_arguments(parser, rounds=1, warm_up=0, no_links=True)
     if options.peer:
         side, number, address, rounds = options.peer
         if side == "ours":
@@ -338,7 +339,7 @@ def main() -> None:
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # also then take the namespaces down
     results: dict[str, dict[str, Result]] = {}
-    for network in (loopback, links):
+    for network in (loopback,) if options.no_links else (loopback, links):
         try:
             with network(PEERS) as places:
                 results[network.__name__] = {
