@@ -176,12 +176,13 @@ def open_checkpoint(folder: Path) -> ModelFolder:
     if not folder.is_dir():
         raise UserError(f"{folder} is no folder: give one with {CONFIG}, {WEIGHTS} and {TOKENIZER} in it")
     config = read_json(folder / CONFIG)
-    model, tied = read_sizes(config, folder / CONFIG), config.get("tie_word_embeddings") is True
+    model = read_sizes(config, folder / CONFIG)
     ngrams = read_ngrams(config, model, folder / CONFIG)
     cut = read_cut(config, model, ngrams, folder / CONFIG)
     architecture, layout, stored = architecture_of(model), whole_layout(model, ngrams), _find_tensors(folder)
     names = {architecture.tensor_name(name): name for name in layout}
     ours = {names.get(name, name): tensor for name, tensor in stored.items() if not name.endswith(architecture.ignored)}
+    tied = config.get("tie_word_embeddings") is True and HEAD_TENSOR not in ours  # a head of its own counts
     _require_layout(layout, ours, tied, folder)
     return ModelFolder(folder, model, tied, ours, cut, ngrams)
 

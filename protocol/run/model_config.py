@@ -21,6 +21,10 @@ NO_NGRAMS = NgramTables()
 WITH_TABLES = "hetpeer_"
 """The beginning of the `model_type` of a model with n-gram tables; an architecture's name follows."""
 
+SAME_MODELS = {"mistral": "llama"}
+"""Architectures that are another one under their own name, where nothing that the other lacks is used: Mistral without
+a sliding window is a LLaMA."""
+
 MODELING = "modeling_hetpeer"
 """The module, beside a model with n-gram tables, by which transformers runs it."""
 
@@ -47,11 +51,12 @@ def read_sizes(config: dict[str, Any], path: Path) -> Model:
         UserError: no run's model can be what the config says.
     """
     name = config.get("model_type", USUAL_ARCHITECTURE)
-    architecture = ARCHITECTURES.get(name.removeprefix(WITH_TABLES)) if isinstance(name, str) else None
+    own_name = SAME_MODELS.get(name, name.removeprefix(WITH_TABLES)) if isinstance(name, str) else ""
+    architecture = ARCHITECTURES.get(own_name)
     if architecture is None:
+        trained = " or ".join((*ARCHITECTURES, *SAME_MODELS))
         raise UserError(
-            f"{path}: model_type is {shown(name)}, and a run trains {' or '.join(ARCHITECTURES)} alone: it cannot "
-            "train this model"
+            f"{path}: model_type is {shown(name)}, and a run trains {trained} alone: it cannot train this model"
         )
     return architecture.read_sizes(config, path)
 

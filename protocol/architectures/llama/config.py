@@ -15,6 +15,7 @@ LIKE_LLAMA: dict[str, Any] = {
     "attention_bias": False,
     "mlp_bias": False,
     "rope_scaling": None,
+    "sliding_window": None,
 }
 """The fields of a config in which a run's model has no choice: each has this value, where it is there."""
 

@@ -58,6 +58,20 @@ def test_the_head_of_tied_embeddings_is_a_copy(tmp_path: Path) -> None:
     np.testing.assert_array_equal(checkpoint.read(HEAD_TENSOR), checkpoint.read(EMBEDDING_TENSOR))
 
 
+def test_a_head_of_its_own_is_taken_though_the_config_says_that_it_is_tied(tmp_path: Path) -> None:
+    """As transformers does: it may have been trained apart."""
+    checkpoint = open_checkpoint(by_hand(tmp_path, config_of(SIZES) | {"tie_word_embeddings": True}, tensors()))
+    assert not checkpoint.tied
+    assert not np.array_equal(checkpoint.read(HEAD_TENSOR), checkpoint.read(EMBEDDING_TENSOR))
+
+
+def test_a_mistral_without_a_sliding_window_is_a_llama(tmp_path: Path) -> None:
+    mistral = config_of(SIZES) | {"model_type": "mistral", "sliding_window": None}
+    assert open_checkpoint(by_hand(tmp_path, mistral, tensors())).model == SIZES
+    with pytest.raises(UserError, match="sliding_window is 4096"):
+        open_checkpoint(by_hand(tmp_path, mistral | {"sliding_window": 4096}, tensors()))
+
+
 def test_our_config_says_what_transformers_and_we_read(tmp_path: Path) -> None:
     theirs = LlamaConfig(**config_of(SIZES))
     assert (theirs.hidden_size, theirs.num_key_value_heads, theirs.max_position_embeddings) == (16, 1, 64)
