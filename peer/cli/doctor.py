@@ -151,11 +151,20 @@ class Around:
     unknown: str = ""
 
     @property
-    def round_seconds(self) -> float:
-        """The seconds that the swarm takes for a round, as the nodes say; 0: none knows."""
+    def is_over(self) -> bool:
+        """Whether the run's last round is finished, as the nodes say."""
         from peer.network.reach.probing import MeasuredWay
 
-        return max((way.round_seconds for way in self.ways if isinstance(way, MeasuredWay)), default=0.0)
+        rounds = self.descriptor.manifest.outer.rounds if self.descriptor is not None else 0
+        return 0 < rounds <= max((way.round for way in self.ways if isinstance(way, MeasuredWay)), default=0)
+
+    @property
+    def round_seconds(self) -> float:
+        """The seconds that the swarm takes for a round, as the nodes say; 0: none knows, or the run is over."""
+        from peer.network.reach.probing import MeasuredWay
+
+        ways = [] if self.is_over else [way for way in self.ways if isinstance(way, MeasuredWay)]
+        return max((way.round_seconds for way in ways), default=0.0)
 
 
 async def look_around(ticket: "Ticket", wish: "Wish", terminal: "Terminal") -> Around:
@@ -252,6 +261,8 @@ def of_stages(
     speeds = speed.measure_stages(manifest, device, threads, limit, on_stage, process)
     link = network.link_of(around.ways, around.shaken) if around else None
     findings = []
+    if around is not None and around.is_over:
+        findings.append(machine.over(manifest.outer.rounds))
     if around is not None and around.descriptor is not None:
         files = around.descriptor
         least = min(

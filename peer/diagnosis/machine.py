@@ -133,3 +133,9 @@ def clock_finding(now: float) -> Finding:
     if now < EARLIEST:
         return Finding("clock", f"{shown}: it was never set", "failure", SET_THE_CLOCK)
     return Finding("clock", shown)
+
+
+def over(rounds: int) -> Finding:
+    """The finding about a run whose last round is finished: nobody can help it any more."""
+    advice = "Its model is to be had with `hetpeer export`; for another run, ask for its ticket"
+    return Finding("run", f"it is over: its {rounds:,} rounds are finished", "warning", advice)

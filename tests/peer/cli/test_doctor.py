@@ -11,14 +11,18 @@ from typing import Any
 import pytest
 
 from bootstrap.admission.audit_log import last
-from peer.cli.doctor import NOT_TO_JOIN, DoctorOptions, examine
+from peer.cli.doctor import NOT_TO_JOIN, Around, DoctorOptions, examine
+from peer.diagnosis import machine
+from peer.network.reach.probing import MeasuredWay, NoWay
 from peer.process import Terminal
 from protocol.events.activity import Failed, Progress, Serving
 from protocol.events.event import Event
 from protocol.events.lines import from_line
+from protocol.identity import PeerId
+from protocol.run.run_files import descriptor_of
 from protocol.trust.ticket import Ticket, parse_ticket
 from tests.peer.network.reach.test_probing import closed_port
-from tests.reference.small_manifest import SMALL
+from tests.reference.small_manifest import SMALL, small_manifest
 
 ALONE = DoctorOptions(preset="nano", stages=2, device="cpu", threads=1, seconds=0.05)
 
@@ -138,3 +142,16 @@ def test_what_is_no_ticket_is_one_clear_line(capsys: pytest.CaptureFixture[str])
     assert not found
     assert isinstance(events[-1], Failed)
     assert "ticket" in events[-1].message
+
+
+@pytest.mark.parametrize(("finished", "is_over"), [(0, False), (2, False), (3, True)])
+def test_a_run_that_is_over_takes_no_time_for_a_round(finished: int, is_over: bool):
+    descriptor = descriptor_of(small_manifest(outer={"rounds": 3}), PeerId("Qmoperator"), [])
+    ways = [
+        NoWay("gone:1", "nobody answers"),
+        MeasuredWay("here:1", 0.01, 1e6, 1e6, 0.0, 0.01, finished, 450.0),
+    ]
+    around = Around(ways, descriptor)
+    assert around.is_over == is_over
+    assert around.round_seconds == (0.0 if is_over else 450.0)
+    assert machine.over(3).words.startswith("run: it is over: its 3 rounds are finished → ")
