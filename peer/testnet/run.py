@@ -53,6 +53,13 @@ def prepared_folder(options: TestnetOptions) -> Iterator[tuple[Path, EventLog]]:
         log.close()
 
 
+NEXT = (
+    "Next, a run of your own, each command in a terminal: `hetpeer bootstrap examples/first-run/run.toml`, "
+    "`hetpeer join --stage 0`, `hetpeer join --stage 1`, `hetpeer replica`."
+)
+"""The words for somebody whose first testnet has ended well."""
+
+
 async def run_to_end(testnet: Testnet, stop: asyncio.Event) -> None:
     """Run a testnet to its end; what goes wrong is the failure in its report."""
     screen = testnet.screen
@@ -87,6 +94,7 @@ async def conclude(testnet: Testnet, chaos: Chaos | None, stop: asyncio.Event) -
         raise TestnetError(f"{report.verdict()}\nEverything the processes wrote is in {testnet.directory}")
     if options.directory is None:
         shutil.rmtree(testnet.directory)
+    screen.console.print(NEXT)
 
 
 # The undisturbed run of the same manifest
