@@ -170,7 +170,7 @@ def serve_run(options: BootstrapOptions, terminal: "Terminal") -> int:
     from bootstrap.node import as_operator, serve_node
     from bootstrap.oddities import oddities, text_oddities, train_tokens
     from peer.cli.admin import Operator
-    from peer.cli.node_address import listen_address, reach_warning
+    from peer.cli.node_address import NODE_PORTS, listen_address, reach_warning
     from peer.cli.observer import hold_beside, keep_model, observe_beside, why_not_held
     from peer.cli.plan import dry_run
     from peer.process import exit_code_of, run_command
@@ -178,6 +178,7 @@ def serve_run(options: BootstrapOptions, terminal: "Terminal") -> int:
     from peer.store.membership import mirrors_of
     from protocol.events.activity import Progress, Serving, Warned
     from protocol.manifest import load_manifest
+    from protocol.net.ports import require_free
     from protocol.run.dataset import MOST_MIRRORS
     from protocol.trust import ticket as tickets
     from protocol.trust.keys import load_or_create
@@ -203,6 +204,7 @@ def serve_run(options: BootstrapOptions, terminal: "Terminal") -> int:
         host = next(iter(where.announced), None)
         page = dashboard_port(options.dashboard, host) if options.dashboard else nullcontext()
         with locked(options.directory or home() / name) as folder, page as dashboard:
+            require_free(where.host, where.port, NODE_PORTS)
             if ticket is None:
                 descriptor = create_run(
                     manifest, folder, options.data, lambda doing: terminal.emit(Progress(doing)), options.weights

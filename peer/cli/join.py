@@ -72,6 +72,7 @@ def serve(role: "Role", options: ServingOptions) -> int:
     from peer.process import exit_code_of, run_command
     from peer.settings import PeerSettings
     from peer.store.home import locked, own_folders, remember, ticket_folders
+    from protocol.net.ports import require_free
     from protocol.trust.ticket import find_ticket
 
     shown = terminal(options.json, options.until_stdin_closes, options.log_json)
@@ -91,6 +92,8 @@ def serve(role: "Role", options: ServingOptions) -> int:
         if settings.nnodes > 1:
             read_secret(settings.meeting.secret_file, make=True)
         with locked(*folders) as folder, watched(shown, folder, options.metrics):
+            if address := settings.wish.listens:
+                require_free(*address, 2 if options.announce else 1)  # libp2p takes the next, where it is forwarded
             if options.directory is None:
                 remember(ticket)
             settings = replace(settings, directory=folder)

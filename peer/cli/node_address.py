@@ -8,8 +8,10 @@ from protocol.addresses import WILDCARDS, is_loopback, read_host, split_address
 from protocol.errors import FormatError, UserError
 from protocol.trust.ticket import Ticket
 
-MOST_PORT = 65533
-"""The largest port to listen at: the node takes the next two as well."""
+NODE_PORTS = 3
+"""The ports of a node, one after the other: for newcomers, for libp2p, and for peers."""
+
+MOST_PORT = 2**16 - NODE_PORTS
 
 
 def listen_address(listen: str, announce: Sequence[str]) -> Listen:
