@@ -74,14 +74,15 @@ async def _show(ticket: "Ticket", watch: bool, terminal: "Terminal", stop: "asyn
         if terminal.json:
             print(view.model_dump_json(), flush=True)
         else:
-            _console().print(run_tables(view))
+            console = _console()
+            console.print(run_tables(view, width=console.width))
     elif terminal.json:
         async for view, _ in _views(ticket, stop):
             print(view.model_dump_json(), flush=True)
     else:
         with Live(console=_console(), auto_refresh=False) as live:
             async for view, trouble in _views(ticket, stop):
-                live.update(run_tables(view, trouble), refresh=True)
+                live.update(run_tables(view, trouble, live.console.width), refresh=True)
 
 
 def _console() -> "Console":
@@ -115,8 +116,12 @@ async def _views(ticket: "Ticket", stop: "asyncio.Event") -> AsyncIterator[tuple
 # The run for a person
 
 
-def run_tables(view: "View", trouble: str = "") -> "RenderableType":
-    """The run for a person. `trouble`: why it may be another by now."""
+NARROW = 100
+"""The characters of a line below which tables leave out what fits no more: a number that breaks is read wrongly."""
+
+
+def run_tables(view: "View", trouble: str = "", width: int = WIDTH_OF_FILES) -> "RenderableType":
+    """The run for a person, in lines of so many characters. `trouble`: why it may be another by now."""
     from rich.console import Group
     from rich.text import Text
 
@@ -126,7 +131,7 @@ def run_tables(view: "View", trouble: str = "") -> "RenderableType":
     state = f"{view.state}, " if view.state else ""
     remaining = "" if view.seconds_left is None else f", about {lasting(view.seconds_left)} left"
     title = f"Run {view.run_id[:12]}: {state}round {view.round} of {view.rounds}, {done}{remaining}"
-    parts: list[RenderableType] = [Text(title, style="bold"), Text(""), peers_table(view)]
+    parts: list[RenderableType] = [Text(title, style="bold"), Text(""), peers_table(view, width)]
     whys = []
     if view.state_why:
         since = time.strftime("%H:%M:%S", time.localtime(max(0.0, min(view.state_since, view.now))))
@@ -147,7 +152,7 @@ def run_tables(view: "View", trouble: str = "") -> "RenderableType":
     whys += [f"{view.short[0].upper()}{view.short[1:]}"] if view.short else []
     parts += [Text(printable(why), style="yellow") for why in whys]
     if view.history:
-        parts += [Text(""), rounds_table(view)]
+        parts += [Text(""), rounds_table(view, width)]
     if view.log:
         parts += [
             Text(""),
@@ -158,8 +163,9 @@ def run_tables(view: "View", trouble: str = "") -> "RenderableType":
     return Group(*parts)
 
 
-def peers_table(view: "View") -> "Table":
-    """Peers by group and stage, then datacenters and observers; credit where anybody has some."""
+def peers_table(view: "View", width: int = WIDTH_OF_FILES) -> "Table":
+    """Peers by group and stage, then datacenters and observers; credit where anybody has some. The group and the links
+    are left out where lines are short."""
     from rich.text import Text
 
     from peer.cli.tables import empty_table
@@ -183,10 +189,10 @@ def peers_table(view: "View") -> "Table":
             Text(f"{peer.credit:,}"),
         ]
         table.add_row(*cells[: len(table.columns)])
-    return table
+    return without_columns(table, {"group", "up/s", "down/s"} if width < NARROW else set())
 
 
-def rounds_table(view: "View") -> "Table":
+def rounds_table(view: "View", width: int = WIDTH_OF_FILES) -> "Table":
     """The last rounds: loss through the boundaries and plain, who contributed, and what compression has saved."""
     from rich.text import Text
 
@@ -209,6 +215,12 @@ def rounds_table(view: "View") -> "Table":
             size(entry.uncompressed_bytes),
         )
         table.add_row(*(Text(printable(str(cell))) for cell in cells))
+    return without_columns(table, {"plain", "uncompressed"} if width < NARROW else set())
+
+
+def without_columns(table: "Table", names: set[str]) -> "Table":
+    """Take columns out of a table, by their headers."""
+    table.columns = [column for column in table.columns if column.header not in names]
     return table
 
 

@@ -12,7 +12,7 @@ from protocol.monitor import GroupView, LineView, PeerView, RoundView, View
 LEADER, CENTER = "QmaaaaaaLeader1", "QmaaaaaaCenter1"
 
 
-def shown(trouble: str = "", **fields: Any) -> str:
+def shown(trouble: str = "", width: int = 120, **fields: Any) -> str:
     view = View(
         run_id="ab" * 32,
         now=100.0,
@@ -41,8 +41,30 @@ def shown(trouble: str = "", **fields: Any) -> str:
     )
     view = view.model_copy(update=fields)
     out = io.StringIO()
-    Console(file=out, width=120, highlight=False).print(run_tables(view, trouble))
+    Console(file=out, width=width, highlight=False).print(run_tables(view, trouble, width))
     return out.getvalue()
+
+
+def test_no_number_breaks_where_lines_are_short():
+    busy = PeerView(
+        id=LEADER,
+        role="volunteer",
+        replica=LEADER,
+        state=PeerState.TRAINING,
+        round=1234,
+        step=500,
+        loss=5.1234,
+        tokens_per_second=122_880.0,
+        up=12.3e6,
+        down=45.6e6,
+        credit=899_072,
+    )
+    seen = shown(width=80, peers=[busy], seconds_left=98_000.0)
+    assert "about 27.2 h left" in " ".join(seen.split())
+    for words in ("aLeader1  stage 0", "1234.500", "5.123", "122,880", "899,072", "12 s so far"):
+        assert words in seen, words
+    assert "uncompressed" in shown()
+    assert "uncompressed" not in seen
 
 
 def test_peers_rounds_and_what_happened_are_there():
