@@ -58,8 +58,8 @@ class Meeting:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerSettings:
     """One peer of a run, and its owner's wishes. From `stage` to `priority` the fields are options of `hetpeer join`,
-    `replica` and `observe`, by the same names; `peer.cli.options.ServingOptions` says what each means. `--stage any` is
-    no `stage`, and `any_stage`.
+    `replica` and `observe`, by the same names; `peer.cli.options.ServingOptions` says what each means. `--stage any`,
+    the default of `join`, is no `stage`, and `any_stage`.
 
     Raises:
         UserError: a limit, or the quiet hours, make no sense; the message says what would.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from protocol.trust.membership_card import Role
 
 JOIN_EXAMPLES = (
-    "Examples:\n\n  hetpeer join --stage 2 hetpeer1-…\n\n  hetpeer join --stage any hetpeer1-…\n\n"
+    "Examples:\n\n  hetpeer join hetpeer1-…\n\n  hetpeer join --stage 2 hetpeer1-…\n\n"
     "  HETPEER_TICKET=hetpeer1-… hetpeer join\n\n"
     "  hetpeer join --max-up 5 --max-down 40 --max-memory 8GB --quiet-hours 18:30-23:00 hetpeer1-…\n\n"
     "  hetpeer join --metrics 9477 --log-json hetpeer1-… 2>> hetpeer.log"
@@ -79,15 +79,16 @@ def serve(role: "Role", options: ServingOptions) -> int:
 
     def work() -> int:
         ticket = find_ticket(options.ticket, *ticket_folders(options.directory))
-        any_stage = options.stage == ANY_STAGE
-        role_name = role if options.stage is None or any_stage else f"stage-{options.stage}"
+        is_chosen = options.stage not in (None, ANY_STAGE)
+        any_stage = role == "volunteer" and not is_chosen
+        role_name = f"stage-{options.stage}" if is_chosen else role
         folders = [options.directory] if options.directory else own_folders(ticket, role_name)
         wished = {
             option.name: getattr(options, option.name) for option in fields(options) if option.name not in NOT_SETTINGS
         }
         wished |= {"threads": options.threads or cores(), "any_stage": any_stage}
         wished["process_bytes"] = process_bytes(resident_bytes())  # all is imported, and nothing of the run is here yet
-        wished["stage"] = None if any_stage else options.stage
+        wished["stage"] = options.stage if is_chosen else None
         settings = PeerSettings(ticket=ticket, role=role, directory=folders[0], **wished)
         if settings.nnodes > 1:
             read_secret(settings.meeting.secret_file, make=True)

@@ -97,8 +97,8 @@ class ServingOptions:
         typer.Option(
             parser=stage_named,
             metavar="N|any",
-            help="The pipeline stage to serve. Default: the scarcest that fits. any: the same, and if groups have no "
-            "seat for this peer for long, it moves to a stage that is short.",
+            help="The pipeline stage to serve. Default, any: the scarcest that fits; if groups have no seat for this "
+            "peer for long, it moves to a stage that is short.",
         ),
     ] = None
     device: DeviceOption = "auto"

@@ -224,7 +224,9 @@ def _as_spare(peers: Peers, me: PeerRecord, manifest: Manifest, begun: bool) -> 
         return None
     needed = min(groups, counts[me.stage])
     if short is not None:
-        unable = "that one does not fit this machine" if me.moves_to else "`hetpeer join --stage any` would move there"
+        unable = (
+            "that one does not fit this machine" if me.moves_to else "`hetpeer join` without --stage would move there"
+        )
         moving = "this peer moves there if that lasts" if short in me.moves_to else unable
         why = f"{surplus_of(me.stage, short)}: {moving}"
     elif counts[scarce] < needed:

@@ -105,7 +105,7 @@ def test_who_has_not_agreed_to_move_is_told_which_stage_is_short_and_what_to_do(
     named, others = surplus_of_stage_0(run, {})
     told_so = (
         "Waits for a seat in a group; this peer is a spare: stage 0 has more volunteers than groups can use, and stage "
-        "1 is short: `hetpeer join --stage any` would move there"
+        "1 is short: `hetpeer join` without --stage would move there"
     )
     run.run_for(2 * SURPLUS_SECONDS)
     stages = [each for each in (*named, *others) if told(each, Waiting, lambda wait: wait.words == told_so)]

@@ -124,13 +124,13 @@ def test_each_option_of_a_peer_is_a_setting_of_the_same_name_type_and_default():
 @pytest.mark.parametrize(
     ("typed", "folder", "stage", "any_stage"),
     [
-        ([], "volunteer", None, False),
+        ([], "volunteer", None, True),
         (["--stage", "any"], "volunteer", None, True),
         (["--stage", "0"], "stage-0", 0, False),
         (["--stage", "12"], "stage-12", 12, False),
     ],
 )
-def test_a_volunteer_names_its_stage_or_leaves_it_to_the_node_and_may_move_where_it_says_so(
+def test_a_volunteer_names_its_stage_or_leaves_it_to_the_node_and_may_move_unless_it_names_one(
     monkeypatch: pytest.MonkeyPatch, typed: list[str], folder: str, stage: int | None, any_stage: bool
 ):
     asked: list[PeerSettings] = []
@@ -164,3 +164,15 @@ def test_a_stage_that_is_none_is_refused(typed: str):
     done = CliRunner().invoke(app, ["join", "--stage", typed, str(ONE)])
     assert done.exit_code == 2
     assert "is no number of a stage, and not any" in " ".join(done.output.replace("│", " ").split())
+
+
+def test_a_datacenter_moves_to_no_stage(monkeypatch: pytest.MonkeyPatch):
+    asked: list[PeerSettings] = []
+
+    def run_command(serve: Any, terminal: Terminal) -> int:
+        asked.append(serve.keywords["settings"])
+        return 0
+
+    monkeypatch.setattr(process, "run_command", run_command)
+    assert CliRunner().invoke(app, ["replica", str(ONE)]).exit_code == 0
+    assert [(each.stage, each.any_stage) for each in asked] == [(None, False)]

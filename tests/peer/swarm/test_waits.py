@@ -61,7 +61,7 @@ SHORT = "stage 0 has more volunteers than groups can use, and stage 1 is short"
 @pytest.mark.parametrize(
     ("moves_to", "then"),
     [
-        ([], "`hetpeer join --stage any` would move there"),
+        ([], "`hetpeer join` without --stage would move there"),
         ([1], "this peer moves there if that lasts"),
         ([2], "that one does not fit this machine"),
     ],
