@@ -362,8 +362,11 @@ def _services(workplace: Workplace, network: Network, reconciler: Reconciler, ta
     def served(sha256: str) -> Blob | None:
         return contribution_store.lookup(sha256) or snapshots.lookup(sha256) or handover.lookup(sha256)
 
+    def is_contribution(sha256: str) -> bool:
+        return contribution_store.lookup(sha256) is not None
+
     return Services(
-        blobs=BlobService(manifest, served, bandwidth),
+        blobs=BlobService(manifest, served, bandwidth, is_contribution),
         snapshots=snapshots,
         credit=CreditService(SeenWork(signer, manifest)),
         pipeline=PipelineService(manifest),

@@ -40,13 +40,20 @@ Lookup = Callable[[str], Blob | None]
 
 
 class BlobService(blobs_pb2_grpc.BlobsServicer):
-    """The service that gives out the blobs that `lookup` finds, as fast as `bandwidth` lets it, and counts what it
-    sends."""
+    """The service that gives out the blobs that `lookup` finds, as fast as `bandwidth` lets it, and counts the bytes
+    that it sends of those whose SHA-256 is `counted`."""
 
-    def __init__(self, manifest: Manifest, lookup: Lookup, bandwidth: Bandwidth | None = None) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        lookup: Lookup,
+        bandwidth: Bandwidth | None = None,
+        counted: Callable[[str], bool] = lambda sha256: True,
+    ) -> None:
         self.manifest = manifest
         self.lookup = lookup
         self.bandwidth = bandwidth or Bandwidth()
+        self.counted = counted
         self.bytes_sent = 0
         self.serving: Places[PeerId] = Places(SERVED_TO_ONE, SERVED, SERVED_TO_FEW)
         """The blobs that are on their way to each peer."""
@@ -60,9 +67,10 @@ class BlobService(blobs_pb2_grpc.BlobsServicer):
         if not self.serving.take(who):
             await refuse(context, "too many blobs are on their way from here: wait a moment")
         try:
+            is_counted = self.counted(request.sha256)
             async for data in _chunks(blob, request.offset, request.length, lambda: self.bandwidth.up.piece):
                 await self.bandwidth.send(len(data))
-                self.bytes_sent += len(data)
+                self.bytes_sent += len(data) if is_counted else 0
                 yield pb.Chunk(data=data)
         except OSError:  # it has been dropped since, or the disk fails
             await context.abort(grpc.StatusCode.NOT_FOUND, f"blob {request.sha256[:16]} cannot be read here")

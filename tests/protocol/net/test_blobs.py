@@ -63,6 +63,19 @@ def test_a_blob_of_many_chunks_arrives_whole_and_is_counted(tmp_path: Path, on_d
     assert service.bytes_sent == len(DATA)
 
 
+def test_what_is_no_contribution_is_sent_and_not_counted_as_one():
+    state = b"the state that a newcomer fetches" * 100
+    other = hashlib.sha256(state).hexdigest()
+    blobs: dict[str, Blob] = {SHA256: DATA, other: state}
+
+    async def scene(channel: grpc.aio.Channel) -> list[bytes]:
+        return [await fetch(channel, MANIFEST, sha256, len(data)) for sha256, data in ((SHA256, DATA), (other, state))]
+
+    got, service = with_service(BlobService(MANIFEST, blobs.get, counted=SHA256.__eq__), scene)
+    assert got == [DATA, state]
+    assert service.bytes_sent == len(DATA)
+
+
 @dataclass(slots=True)
 class Counting(Bandwidth):
     """How much took its turn, in which direction."""
