@@ -337,7 +337,7 @@ def test_a_spare_is_told_that_it_is_one_and_which_stage_is_short(world: MakeWorl
     assert sum(event.what.startswith("a seat") for event in told(more, Waiting)) <= 2  # not once a round
 
 
-@pytest.mark.parametrize(("skew", "said"), [(7200.0, "120.0 min ahead of"), (-7200.0, "120.0 min behind")])
+@pytest.mark.parametrize(("skew", "said"), [(7200.0, "120.0 min ahead of"), (-7200.0, "2.0 h behind")])
 def test_a_clock_that_is_two_hours_off_is_told_at_once(world: MakeWorld, skew: float, said: str):
     run = world()
     wrong = join(run, "wrong", "volunteer", 0, skew=skew)
