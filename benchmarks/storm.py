@@ -200,7 +200,7 @@ def main() -> None:
     parser.add_argument("--calm-rounds", type=int, default=CALM_ROUNDS, help="of the undisturbed run, at least 2")
     parser.add_argument("--dir", type=Path, help="keep logs here")
     parser.add_argument("--json", action="store_true")
-    options = sized_arguments(parser, minutes=0.02, per_minute=20.0, inner_steps=4, calm_rounds=2)
+    options = sized_arguments(parser, minutes=0.1, per_minute=20.0, inner_steps=4, calm_rounds=2)
     if options.dir and options.dir.exists() and any(options.dir.iterdir()):
         parser.error(f"{options.dir} is not empty: the logs of another storm may be there")
     with tempfile.TemporaryDirectory() as temporary:

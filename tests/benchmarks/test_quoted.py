@@ -103,7 +103,10 @@ def test_a_row_tells_what_a_group_and_a_datacenter_keep():
 
 
 def test_a_storm_and_a_crowd_leave_all_with_the_same_weights():
-    assert run("storm")["digests_equal"]
+    storm = run("storm")
+    assert storm["digests_equal"]
+    assert storm["faults"] >= 2
+    assert storm["seconds_lost"] >= 0
     assert all(row["digests_equal"] for row in run("attacks"))
 
 

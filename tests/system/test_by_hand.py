@@ -58,7 +58,7 @@ def test_the_four_terminals_of_the_readme_finish_the_run(tmp_path: Path):
         operator.send_signal(signal.SIGINT)
         said, errors = operator.communicate(timeout=30)
         assert (operator.returncode, errors) == (130, "")
-        assert "Stopped. Peers train on" in said
+        assert "Stopped. The run is over" in said
     finally:
         for process in (operator, *peers):
             process.kill()
