@@ -2,7 +2,7 @@
 long a round takes the swarm. Pure: the clock is an argument."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from statistics import median_low
@@ -144,6 +144,18 @@ def outer_ratio(manifest: Manifest) -> float:
 
 # How long a round takes
 
+PACE_ROUNDS_KEPT = 8
+"""Their mean is what a round takes: fewer would tell more of one slow peer, more of a swarm that was another."""
+
+
+def seconds_a_round(ends: Sequence[tuple[int, float]], now: float) -> float:
+    """The seconds from the end of a round to that of the next, by the ends of rounds; 0 where there are not two. A
+    round that lasts longer than others already counts."""
+    if len(ends) < 2:
+        return 0.0
+    (first, begun), (last, ended) = ends[0], ends[-1]
+    return max((ended - begun) / (last - first), (now - begun) / (last - first + 1))
+
 
 def time_left(entries: Iterable[Round], finished: int, rounds: int, now: float) -> float | None:
     """The seconds to the end of a run of so many `rounds`, of which one is `finished`, by its last rounds' mean length;
@@ -152,13 +164,8 @@ def time_left(entries: Iterable[Round], finished: int, rounds: int, now: float) 
     ends = sorted(ends)[-PACE_ROUNDS_KEPT - 1 :]
     if len(ends) < 2 or finished >= rounds:
         return None
-    (first, begun), (last, ended) = ends[0], ends[-1]
-    usual = (ended - begun) / (last - first)
-    return (rounds - last) * max(usual, (now - begun) / (last - first + 1)) - min(now - ended, usual)
-
-
-PACE_ROUNDS_KEPT = 8
-"""Their mean is what a round takes: fewer would tell more of one slow peer, more of a swarm that was another."""
+    last, ended = ends[-1]
+    return (rounds - last) * seconds_a_round(ends, now) - min(now - ended, seconds_a_round(ends, ended))
 
 
 @dataclass(slots=True)
@@ -185,8 +192,4 @@ class SwarmPace:
     def seconds(self, now: float) -> float:
         """Return the seconds from the end of a round to that of the next; 0 where two ends have not been seen. A round
         that lasts longer than others already counts."""
-        if len(self.ends) < 2:
-            return 0.0
-        (first, begun), (last, ended) = self.ends[0], self.ends[-1]
-        usual = (ended - begun) / (last - first)
-        return max(usual, (now - begun) / (last - first + 1))
+        return seconds_a_round(self.ends, now)
