@@ -22,12 +22,13 @@ from urllib.parse import unquote
 import grpc
 
 from protocol import descriptors
-from protocol.addresses import LOOPBACK, WILDCARDS, join_address
+from protocol.addresses import LOOPBACK, join_address
 from protocol.clock import monotonic
 from protocol.errors import ResourceError
 from protocol.identity import PeerId
 from protocol.net.channels import listen
 from protocol.net.connection_limits import Connection, ConnectionLimits, ConnectionTable
+from protocol.net.ports import listening_socket
 from protocol.net.socket_folder import socket_folder
 from protocol.net.tasks import Children
 
@@ -341,11 +342,8 @@ async def bind(host: str, port: int, limits: ConnectionLimits, share: float) -> 
 async def _bound(host: str, port: int) -> socket.socket:
     """Bind a socket to a public address, as `bind` does."""
     try:
-        if host in WILDCARDS and socket.has_dualstack_ipv6():
-            return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=BACKLOG)
         addresses = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        family, *_, address = min(addresses, key=lambda address: address[0] != socket.AF_INET)
-        return socket.create_server((str(address[0]), port), family=family, backlog=BACKLOG)
+        return listening_socket(host, port, addresses, BACKLOG)
     except OSError:
         where = join_address(host, port)
         raise ResourceError(

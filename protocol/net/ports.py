@@ -1,10 +1,15 @@
 """Ports that a command is about to take, looked at before it begins with anything long."""
 
 import socket
+from collections.abc import Sequence
 from errno import EADDRINUSE
+from typing import Any
 
 from protocol.addresses import WILDCARDS, join_address
 from protocol.errors import ResourceError
+
+AddressInfo = tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[Any, ...]]
+"""An address of a host, as `getaddrinfo` returns it."""
 
 
 def require_free(host: str, port: int, count: int) -> None:
@@ -15,7 +20,8 @@ def require_free(host: str, port: int, count: int) -> None:
     """
     for number in range(port, port + count) if port else ():
         try:
-            _listener(host, number).close()
+            addresses = socket.getaddrinfo(host, number, type=socket.SOCK_STREAM)
+            listening_socket(host, number, addresses).close()
         except OSError as error:
             why = "the port is taken" if error.errno == EADDRINUSE else error.strerror or str(error)
             others = f"; --listen {join_address(host, port)} takes the ports {port} to {port + count - 1}"
@@ -25,9 +31,16 @@ def require_free(host: str, port: int, count: int) -> None:
             ) from None
 
 
-def _listener(host: str, port: int) -> socket.socket:
+def listening_socket(
+    host: str, port: int, addresses: Sequence[AddressInfo], backlog: int | None = None
+) -> socket.socket:
+    """A socket that listens at a public address, of which `addresses` are what the name service has. A wildcard is for
+    both kinds of addresses; a name, for its IPv4 address if it has one.
+
+    Raises:
+        OSError: the port is taken, or the address is not this machine's.
+    """
     if host in WILDCARDS and socket.has_dualstack_ipv6():
-        return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True)
-    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=backlog)
     family, *_, address = min(addresses, key=lambda address: address[0] != socket.AF_INET)
-    return socket.create_server((str(address[0]), port), family=family)
+    return socket.create_server((str(address[0]), port), family=family, backlog=backlog)
