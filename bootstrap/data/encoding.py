@@ -102,19 +102,20 @@ def read_encoder(path: Path, end_of_text: str | None) -> Encoder:
     return _encoder(tokenizer, file, end_of_text, str(path))
 
 
-def train_encoder(sources: Iterable[DocumentSource], vocabulary: int) -> Encoder:
-    """Byte-level BPE of at most so many ids. Of large text it sees a part: something of each of its files."""
-    tokenizer = train_tokenizer(_sample(list(sources)), vocabulary)
+def train_encoder(sources: Iterable[DocumentSource], vocabulary: int, most_bad: float) -> Encoder:
+    """Byte-level BPE of at most so many ids. Of large text it sees a part: something of each of its files. The share
+    `most_bad` of the records may be unreadable."""
+    tokenizer = train_tokenizer(_sample(list(sources), most_bad), vocabulary)
     return _encoder(tokenizer, tokenizer.to_str().encode(), None, "the trained tokenizer")
 
 
-def _sample(sources: list[DocumentSource]) -> Iterator[str]:
+def _sample(sources: list[DocumentSource], most_bad: float) -> Iterator[str]:
     """The beginnings of the sources, each as long as its share of the whole, `SAMPLE_CHARACTERS` in all."""
     total = sum(source.size for source in sources)
     for source in sources:
         share = source.size / total if source.size else 1 / len(sources)
         left = max(1, round(share * SAMPLE_CHARACTERS))
-        for piece in source.pieces(Meter(most_bad=0.5)):
+        for piece in source.pieces(Meter(most_bad=most_bad)):
             yield piece.text[:left]
             left -= len(piece.text)
             if left <= 0:

@@ -204,7 +204,7 @@ def _encoder(wanted: PrepareRequest, sources: list[DocumentSource], kept: Path, 
         return read_encoder(kept, None)
     else:
         progress(f"training a tokenizer of {wanted.train_tokenizer} tokens", 0, 0)
-        encoder = train_encoder(sources, wanted.train_tokenizer or 0)
+        encoder = train_encoder(sources, wanted.train_tokenizer or 0, wanted.most_bad)
     write_atomically(kept, encoder.file)
     return encoder
 
