@@ -121,6 +121,18 @@ def test_each_option_of_a_peer_is_a_setting_of_the_same_name_type_and_default():
     assert differing == {*NOT_SETTINGS, *of_settings}
 
 
+def settings_asked(monkeypatch: pytest.MonkeyPatch) -> list[PeerSettings]:
+    """The settings of the peers that commands would start from now on; none of them is started."""
+    asked: list[PeerSettings] = []
+
+    def run_command(serve: Any, terminal: Terminal) -> int:
+        asked.append(serve.keywords["settings"])
+        return 0
+
+    monkeypatch.setattr(process, "run_command", run_command)
+    return asked
+
+
 @pytest.mark.parametrize(
     ("typed", "folder", "stage", "any_stage"),
     [
@@ -133,26 +145,14 @@ def test_each_option_of_a_peer_is_a_setting_of_the_same_name_type_and_default():
 def test_a_volunteer_names_its_stage_or_leaves_it_to_the_node_and_may_move_unless_it_names_one(
     monkeypatch: pytest.MonkeyPatch, typed: list[str], folder: str, stage: int | None, any_stage: bool
 ):
-    asked: list[PeerSettings] = []
-
-    def run_command(serve: Any, terminal: Terminal) -> int:
-        asked.append(serve.keywords["settings"])
-        return 0
-
-    monkeypatch.setattr(process, "run_command", run_command)
+    asked = settings_asked(monkeypatch)
     done = CliRunner().invoke(app, ["join", *typed, str(ONE)])
     assert done.exit_code == 0, done.output
     assert [(each.directory.name, each.stage, each.any_stage) for each in asked] == [(folder, stage, any_stage)]
 
 
 def test_a_peer_plans_with_what_its_process_takes_at_its_start_and_what_it_will_load(monkeypatch: pytest.MonkeyPatch):
-    asked: list[PeerSettings] = []
-
-    def run_command(serve: Any, terminal: Terminal) -> int:
-        asked.append(serve.keywords["settings"])
-        return 0
-
-    monkeypatch.setattr(process, "run_command", run_command)
+    asked = settings_asked(monkeypatch)
     for command, resident in (("join", 2 * 10**8), ("replica", 9 * 10**8), ("observe", 3 * 10**8)):
         monkeypatch.setattr("peer.compute.capacity.resident_bytes", lambda resident=resident: resident)
         assert CliRunner().invoke(app, [command, str(ONE)]).exit_code == 0
@@ -167,12 +167,6 @@ def test_a_stage_that_is_none_is_refused(typed: str):
 
 
 def test_a_datacenter_moves_to_no_stage(monkeypatch: pytest.MonkeyPatch):
-    asked: list[PeerSettings] = []
-
-    def run_command(serve: Any, terminal: Terminal) -> int:
-        asked.append(serve.keywords["settings"])
-        return 0
-
-    monkeypatch.setattr(process, "run_command", run_command)
+    asked = settings_asked(monkeypatch)
     assert CliRunner().invoke(app, ["replica", str(ONE)]).exit_code == 0
     assert [(each.stage, each.any_stage) for each in asked] == [(None, False)]
