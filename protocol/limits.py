@@ -293,6 +293,15 @@ RELAY_GREETINGS_OF_PEER = 8
 RELAY_GREETINGS_OF_STRANGERS = 96
 """The greetings that wait of one peer, and of all peers that have not shown a card yet: the rest is for the run's."""
 
+REFUSAL_BYTES = 200
+"""The size of the reason why a stream is refused; what is longer is cut."""
+
+REFUSAL_SECONDS = 4.0
+"""The time that a refused peer has to read the reason and hang up: a round trip, over a slow relay."""
+
+REFUSALS = 64
+"""The refused streams that may wait for that at once; of more, a few lose the reason."""
+
 RELAY_BYTES_PER_SECOND = 32e6
 RELAY_BYTES_SAVED = 512e6
 """The rate, and the burst, at which two peers may send each other bytes through a relay, both ways together: twice a

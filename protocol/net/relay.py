@@ -18,7 +18,7 @@ from typing import Literal
 import msgpack
 
 from protocol.clock import monotonic
-from protocol.errors import FormatError, HetpeerError, RefusedError, UnreachableError
+from protocol.errors import FormatError, RefusedError, UnreachableError
 from protocol.identity import PeerId
 from protocol.limits import (
     RELAY_BYTES_PER_SECOND,
@@ -102,14 +102,11 @@ class Relay:
             self.greeting[peer] -= 1
             if not self.greeting[peer]:
                 del self.greeting[peer]
-        try:
-            word, other = self._admit(peer, greeting)
-            if word == "hold":
-                await self._hold(peer, stream)
-            else:
-                await self._carry(peer, other, stream)
-        except HetpeerError as error:
-            await stream.send_message(str(error).encode()[:200])
+        word, other = self._admit(peer, greeting)
+        if word == "hold":
+            await self._hold(peer, stream)
+        else:
+            await self._carry(peer, other, stream)
 
     def _admit(self, peer: PeerId, greeting: bytes) -> tuple[Word, PeerId]:
         """Check the card in a peer's greeting, and let the peer greet as a member from now on (`welcome`). Returns what

@@ -11,9 +11,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from protocol.errors import RefusedError, UnreachableError
+from protocol.errors import HetpeerError, RefusedError, UnreachableError
 from protocol.identity import PeerId
-from protocol.limits import CHUNK_BYTES, RELAY_OPEN_SECONDS
+from protocol.limits import CHUNK_BYTES, REFUSAL_BYTES, REFUSAL_SECONDS, REFUSALS, RELAY_OPEN_SECONDS
 from protocol.net.tasks import first_of
 
 TUNNEL = "hetpeer/tunnel/1"
@@ -56,7 +56,8 @@ Spend = Callable[[int], Awaitable[None]]
 """A function that is called, and may wait, before so many bytes are passed on."""
 
 StreamHandler = Callable[[PeerId, Stream], Awaitable[None]]
-"""A handler of a stream that a peer has opened. The stream is closed afterwards."""
+"""A handler of a stream that a peer has opened. The stream is closed afterwards; the reason of an error of ours that it
+raises is sent before."""
 
 
 @dataclass(slots=True)
@@ -67,6 +68,8 @@ class Streams:
     answering: set[asyncio.Task[Any]] = field(default_factory=set)
     served: dict[str, Callable[..., Awaitable[None]]] = field(default_factory=dict)
     """The handlers of streams, by their names."""
+    refusing: set[Stream] = field(default_factory=set)
+    """The refused streams whose other ends have not hung up yet."""
 
     async def move(self, p2p: Any) -> None:
         """Use another daemon from now on, which takes the place of one that has died."""
@@ -162,7 +165,10 @@ class Streams:
             assert task is not None
             self.answering.add(task)
             try:
-                await answer(PeerId(info.peer_id.to_base58()), stream)
+                try:
+                    await answer(PeerId(info.peer_id.to_base58()), stream)
+                except HetpeerError as error:
+                    await self._refuse(stream, str(error))
             except BROKEN_STREAM_ERRORS:
                 pass
             except asyncio.CancelledError:  # `close`: nobody waits for this task
@@ -173,6 +179,20 @@ class Streams:
 
         self.served[name] = handle
         await self.p2p.add_binary_stream_handler(name, handle)
+
+    async def _refuse(self, stream: Stream, reason: str) -> None:
+        """Send the reason why not, and wait a moment until the other end hangs up: libp2p resets a stream that is
+        closed at both ends at once, and what was written last may be lost with it."""
+        await stream.send_message(reason.encode()[:REFUSAL_BYTES])
+        if len(self.refusing) >= REFUSALS:
+            return
+        self.refusing.add(stream)
+        try:
+            async with asyncio.timeout(REFUSAL_SECONDS):
+                while await stream.reader.read(CHUNK_BYTES):
+                    pass
+        finally:
+            self.refusing.discard(stream)
 
     def withdraw(self, name: str) -> None:
         """Answer no stream of this name any more, once another daemon has taken the place of this one."""
@@ -211,7 +231,7 @@ async def expect_yes(stream: Stream, who: str) -> None:
     """
     try:
         async with asyncio.timeout(RELAY_OPEN_SECONDS):
-            reason = await stream.receive_message(200)
+            reason = await stream.receive_message(REFUSAL_BYTES)
     except BROKEN_STREAM_ERRORS:
         raise UnreachableError(f"{who} hung up, or said nothing") from None
     if reason:

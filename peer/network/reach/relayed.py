@@ -10,7 +10,7 @@ from hashlib import sha256
 from peer.network.discovery import Discovery
 from peer.network.reach.reach import Reach
 from protocol.clock import monotonic
-from protocol.errors import HetpeerError
+from protocol.errors import HetpeerError, RefusedError
 from protocol.events.activity import Reached
 from protocol.events.event import Listener
 from protocol.identity import PeerId
@@ -160,11 +160,11 @@ class RelayedPeer:
         """Carry a tunnel that a relay, or a public peer of the run, has opened, to this peer's gRPC port."""
         relay = peer in self.held.values()
         if not relay and peer not in self.discovery.records:
-            return await stream.send_message(b"this peer does not know you")
+            raise RefusedError("this peer does not know you")
         if reason := self.objection(peer):
-            return await stream.send_message(reason.encode()[:200])
+            raise RefusedError(reason)
         if self.open.total() >= TUNNELS or self.open[peer] >= (TUNNELS if relay else TUNNELS_OF_PEER):
-            return await stream.send_message(b"too many tunnels: wait a moment")
+            raise RefusedError("too many tunnels: wait a moment")
         self.open[peer] += 1
         try:
             async with asyncio.timeout(RELAY_OPEN_SECONDS):
@@ -175,7 +175,7 @@ class RelayedPeer:
             finally:
                 inside.close()
         except BROKEN_STREAM_ERRORS:
-            return await stream.send_message(b"this peer's server is not up")
+            raise RefusedError("this peer's server is not up") from None
         finally:
             self.open[peer] -= 1
             if not self.open[peer]:

@@ -12,6 +12,7 @@ from protocol.errors import HetpeerError, RefusedError, UnreachableError
 from protocol.identity import PeerId
 from protocol.limits import RELAY_BYTES_PER_SECOND, RELAY_BYTES_SAVED
 from protocol.net import relay as relays
+from protocol.net import streams
 from protocol.net.relay import Budget, Relay, be_held, call_by, ping
 from protocol.net.streams import TUNNEL, Stream, Streams
 from protocol.trust.keys import load_or_create
@@ -71,6 +72,10 @@ async def echoed(stream: Stream, piece: bytes) -> bool:
 
 async def hung_up(stream: Stream) -> bool:
     return await stream.reader.read() == b""
+
+
+async def hung_up_after_reason(stream: Stream) -> bool:
+    return b"no greeting" in await stream.reader.read()
 
 
 def test_bytes_go_both_ways_between_peers_that_have_not_dialled_each_other(tmp_path: Path):
@@ -321,8 +326,23 @@ def test_what_is_said_first_is_short_and_makes_sense(tmp_path: Path):
         for nonsense in (b"\xc1", b"\x93\x01\x02\x03", b"", b"\xdd\xff\xff\xff\xff"):
             stream = await on.asked(nonsense)
             assert b"no greeting of a relay's" in await stream.receive_message(200)
-            assert await hung_up(stream)
+            assert on.at.streams.refusing  # it hangs up after us: what it said last might be lost otherwise
+            stream.close()
         assert await hung_up(await on.asked(bytes(4096)))
+
+    play(tmp_path, scene)
+
+
+def test_who_is_refused_and_does_not_hang_up_is_hung_up_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(streams, "REFUSAL_SECONDS", 0.2)
+    monkeypatch.setattr(streams, "REFUSALS", 1)
+
+    async def scene(on: Stage) -> None:
+        await on.caller.streams.connect(on.at.address)
+        first, second = await on.asked(b"nonsense"), await on.asked(b"nonsense")
+        assert await hung_up_after_reason(second)
+        assert await hung_up_after_reason(first)
+        assert not on.at.streams.refusing
 
     play(tmp_path, scene)
 
