@@ -35,8 +35,8 @@ FLAGS = {
     "why": "json",
     "status": "json watch",
     "testnet": (
-        "audit balance chaos compression data datacenters dir groups inner-steps layers memory most-steps ngrams "
-        "no-compare optimizer overlap preset report rounds stages step-overlap"
+        "audit balance chaos compression data datacenters device dir groups inner-steps layers memory most-steps "
+        "ngrams no-compare optimizer overlap preset report rounds stages step-overlap"
     ),
     "lab run": "data device dir json report threads weights",
     "plan": "down figure2 json latency measured model overlap teraflops up",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from peer.cli.options import MemoryOption, TextOption, takes, terminal
+from peer.cli.options import DeviceOption, MemoryOption, TextOption, takes, terminal
 
 if TYPE_CHECKING:
     from peer.testnet.testnet_options import TestnetOptions
@@ -101,17 +101,20 @@ class TestnetArguments:
         typer.Option("--audit", help="Audit contributions beside the bootstrap node, and revoke whoever does harm."),
     ] = False
     memory: MemoryOption = "auto"
+    device: DeviceOption = "auto"
 
     __test__ = False
 
     def options(self) -> "TestnetOptions":
         """The swarm that these options ask for."""
+        from peer.compute.capacity import find_device
         from peer.testnet.testnet_options import TestnetOptions
 
         chosen = {
             option.name: getattr(self, option.name) for option in fields(self) if option.name not in NOT_TESTNET_OPTIONS
         }
         named = self.layers.split(",") if self.layers is not None else []
+        chosen["device"] = find_device(self.device).type
         chosen["layers"] = tuple(int(number) if number.isdecimal() else number for number in named)
         chosen["stages"] = self.stages or len(named) or 2
         if self.compression and self.compression.isdecimal():
@@ -129,9 +132,10 @@ def testnet(arguments: TestnetArguments) -> None:
     from peer.testnet.run import run_testnet
     from peer.testnet.testnet_options import check_testnet_manifest
 
-    options, shown = arguments.options(), terminal()
+    shown = terminal()
 
     def work() -> int:
+        options = arguments.options()
         report = Report(check_testnet_manifest(options))
         faults = parse_chaos(arguments.chaos, NOTATIONS) if arguments.chaos is not None else ()
         check_chaos(faults, options)

@@ -45,6 +45,9 @@ An estimate for the machine at hand takes `process_bytes` of a reading instead."
 TRAINING_BYTES = 90 * 10**6
 """The memory that torch loads and keeps of its own in a process that trains, in bytes."""
 
+ACCELERATOR_PROCESS_BYTES = 500 * 10**6
+"""The memory of a CUDA device that its driver keeps for each process, in bytes."""
+
 TRAINED_DEVICE_BYTES = 16
 """A value that is trained, on the device: weight, gradient, and two moments, in fp32."""
 

@@ -50,7 +50,9 @@ def arguments(
         more = ["--audit", "--revoke"] if options.audit else ["--evaluate"] if evaluate else ["--no-keep-model"]
         return ["bootstrap", str(directory / "run.toml"), "--listen", listen, *data, *more]
     common = ["--memory", options.memory]
-    common += ["--device", "cpu", "--threads", "1", "--precision", "fp32"]  # as in the lab, whatever the CPU is good at
+    common += ["--device", options.device, "--threads", "1"]
+    if options.device == "cpu":
+        common += ["--precision", "fp32"]  # as in the lab, whatever the CPU is good at
     if name in swarm.stages:
         return ["join", ticket, "--stage", str(swarm.stages[name]), "--priority", "normal", *common]
     return ["replica", ticket, *common]

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import IO, Any
 
 import psutil
+import torch
 
+from peer.compute.capacity import free_memory
 from peer.process import read_events
 from peer.telemetry.terminal import TestnetScreen
 from peer.testnet.child import (
@@ -104,7 +106,8 @@ class Testnet:
         options = self.options
         self.evaluate = options.audit or not options.datacenters or ends_a_datacenter(self.faults)
         free = int(psutil.virtual_memory().available)
-        memory = memory_for(self.screen.report.manifest, self.swarm, options.memory, self.evaluate, free)
+        card = free_memory(torch.device(options.device)) if options.device == "cuda" else None
+        memory = memory_for(self.screen.report.manifest, self.swarm, options.memory, self.evaluate, free, card)
         self.options = replace(options, memory=memory)
         self.listen = await self.address()
         await self.wait_until_serving(await self.start(BOOTSTRAP))
@@ -128,7 +131,9 @@ class Testnet:
     def beside(self) -> list[Coroutine[Any, Any, None]]:
         """The work that goes on while the swarm trains: faults, and measuring memory."""
         report, planned = self.screen.report, duties(self.swarm, self.options.memory)
-        return [self.injection.run(), watch_peaks(report.manifest, planned, self._running, report.note_peak)]
+        host_alone = self.options.device == "cuda"
+        watching = watch_peaks(report.manifest, planned, self._running, report.note_peak, host_alone)
+        return [self.injection.run(), watching]
 
     async def start(self, name: str) -> Child:
         """Start a process, or start it again with the folder it had."""

@@ -34,6 +34,8 @@ async def run_testnet(
     Raises:
         TestnetError: a process died, a round is missing, states differ, or the loss did not fall.
     """
+    if options.device != "cpu":
+        screen.console.print(SHARED_DEVICE.format(device=options.device), soft_wrap=True)
     with prepared_folder(options) as (directory, log):
         testnet = Testnet(options, directory, screen, log, faults)
         await run_to_end(testnet, stop)
@@ -52,6 +54,12 @@ def prepared_folder(options: TestnetOptions) -> Iterator[tuple[Path, EventLog]]:
     finally:
         log.close()
 
+
+SHARED_DEVICE = (
+    "All processes share {device}, and take turns on it: this shows that the swarm works, not how quick it is. The "
+    "outer state is the same at all peers, as ever; losses differ from those of a CPU in their last digits."
+)
+"""The words at the start of a testnet that computes on an accelerator."""
 
 NEXT = (
     "Next, a run of your own, each command in a terminal: `hetpeer bootstrap examples/first-run/run.toml`, "
@@ -85,7 +93,7 @@ async def conclude(testnet: Testnet, chaos: Chaos | None, stop: asyncio.Event) -
     report.chaos = chaos
     if chaos is not None and options.compare and report.failure is None:
         try:
-            chaos.lab_loss = await lab_loss(testnet.directory, options.rounds, screen.console, stop)
+            chaos.lab_loss = await lab_loss(testnet.directory, options, screen.console, stop)
         except CompareError as error:
             report.failure = str(error)
     report.write(options.report or Path("report.json"))
@@ -104,7 +112,7 @@ class CompareError(HetpeerError):
     """The lab could not run."""
 
 
-async def lab_loss(directory: Path, rounds: int, console: Console, stop: asyncio.Event) -> float | None:
+async def lab_loss(directory: Path, options: TestnetOptions, console: Console, stop: asyncio.Event) -> float | None:
     """The final held-out loss of the lab on the run in `directory`; None after a stop.
 
     Raises:
@@ -114,12 +122,12 @@ async def lab_loss(directory: Path, rounds: int, console: Console, stop: asyncio
     report = directory / "lab.json"
     where = [str(directory / "run.toml"), "--dir", str(directory / "bootstrap"), "--report", str(report)]
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "peer.cli", "lab", *where, "--device", "cpu", "--threads", "1", "--json"),
+        *(sys.executable, "-m", "peer.cli", "lab", *where, "--device", options.device, "--threads", "1", "--json"),
         stdout=asyncio.subprocess.PIPE,
         start_new_session=True,
     )
     try:
-        await first_of(_follow(process, rounds, console), stop.wait())
+        await first_of(_follow(process, options.rounds, console), stop.wait())
     finally:
         with suppress(ProcessLookupError):
             process.kill()

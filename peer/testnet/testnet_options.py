@@ -19,7 +19,8 @@ least: on a CPU a round would be evaluated for longer than it trains."""
 @dataclass(frozen=True, slots=True)
 class TestnetOptions:
     """The options of `hetpeer testnet`. Without `compression`, boundaries are those of a manifest that says nothing
-    of them. `layers` has a number for each stage; without them, `balance` cuts."""
+    of them. `layers` has a number for each stage; without them, `balance` cuts. All processes compute on one
+    `device`."""
 
     preset: str
     groups: int
@@ -39,6 +40,7 @@ class TestnetOptions:
     layers: tuple[int | str, ...] = ()
     balance: str | None = None
     memory: MemoryName = "auto"
+    device: str = "cpu"
     optimizer: str = "adamw"
     ngrams: int = 0
 

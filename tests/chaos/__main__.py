@@ -39,9 +39,10 @@ def chaos(arguments: TestnetArguments) -> None:
     from tests.chaos.notation import ALL_NOTATIONS, check_items
     from tests.chaos.run import run_chaos
 
-    options, shown = arguments.options(), terminal()
+    shown = terminal()
 
     def work() -> int:
+        options = arguments.options()
         report = Report(check_testnet_manifest(options))
         items = parse_chaos(arguments.chaos, ALL_NOTATIONS) if arguments.chaos is not None else ()
         check_items(items, options)

@@ -4,12 +4,14 @@ import asyncio
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from peer.planning.memory import Duty, memory_of
+from peer.planning.memory import ACCELERATOR_PROCESS_BYTES, Duty, memory_of
 from peer.telemetry.run_report import Peak, Report
 from peer.testnet import testnet_options
+from peer.testnet.child import arguments
 from peer.testnet.peaks import ROOM, duties, memory_for, peak_bytes, watch_peaks
 from peer.testnet.swarm import Swarm, datacenter, volunteer
 from peer.testnet.testnet_options import TestnetOptions
@@ -38,6 +40,33 @@ def test_activations_are_kept_where_those_of_all_processes_fit_together(observed
         memory_for(RUN, SWARM, "auto", observed, again - 2)
     with pytest.raises(ResourceError):
         memory_for(RUN, SWARM, "keep", observed, kept - 2)
+
+
+def test_processes_that_share_an_accelerator_fit_on_it_and_beside_it():
+    needs = {
+        way: [memory_of(RUN, duty) for duty in duties(SWARM, way).values()]  # type: ignore[arg-type]
+        for way in ("keep", "recompute")
+    }
+    host = int(sum(need.host for need in needs["keep"]) / ROOM) + 1
+    card = {
+        way: int(sum(need.device + ACCELERATOR_PROCESS_BYTES for need in each) / ROOM) + 1
+        for way, each in needs.items()
+    }
+    assert memory_for(RUN, SWARM, "auto", False, host, card["keep"]) == "keep"
+    assert memory_for(RUN, SWARM, "auto", False, host, card["keep"] - 2) == "recompute"
+    with pytest.raises(ResourceError, match="together on the accelerator, of"):
+        memory_for(RUN, SWARM, "auto", False, host, card["recompute"] - 2)
+    with pytest.raises(ResourceError, match="together, of"):
+        memory_for(RUN, SWARM, "auto", False, host - 2, card["keep"])
+
+
+@pytest.mark.parametrize(("device", "precision"), [("cpu", ["--precision", "fp32"]), ("cuda", [])])
+def test_all_processes_of_a_testnet_compute_on_its_device(tmp_path: Path, device: str, precision: list[str]):
+    options = TestnetOptions("nano", 2, 2, 1, 2, rounds=2, inner_steps=2, device=device)
+    for name in (volunteer(0, 1), datacenter(0)):
+        words = arguments(name, SWARM, options, tmp_path, "127.0.0.1:1", "a-ticket", evaluate=False)
+        assert words[words.index("--device") + 1] == device
+        assert words[words.index("--threads") + 2 :] == precision
 
 
 def test_each_process_has_the_duty_of_its_place():
@@ -77,7 +106,7 @@ def test_who_runs_is_looked_at_and_the_most_of_each_is_kept(monkeypatch: pytest.
         return [(volunteer(0, 0), 1), (datacenter(0), 2), ("bootstrap", 3)]
 
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(watch_peaks(RUN, duties(SWARM, "keep"), running, report.note_peak))
+        asyncio.run(watch_peaks(RUN, duties(SWARM, "keep"), running, report.note_peak, host_alone=False))
     stage, whole = (memory_of(RUN, duty).total for duty in (Duty("volunteer", 0), Duty("datacenter")))
     assert report.peaks == {volunteer(0, 0): Peak(300, stage), datacenter(0): Peak(40, whole)}
     assert report.result()["memory"][datacenter(0)] == {"measured": 40, "estimate": whole}
