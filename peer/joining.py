@@ -147,6 +147,7 @@ def require_fit(settings: PeerSettings, descriptor: Descriptor) -> torch.device:
         if field is not None:
             raise ManifestError(f"the run has another manifest than {settings.manifest}: {field}")
     device, stages, process = find_device(settings.device), manifest.replicas.stages, settings.process_bytes
+    manifest = settings.computed_manifest(manifest, device)
     if settings.role == "volunteer" and settings.stage is not None and not 0 <= settings.stage < stages:
         raise UserError(f"there is no stage {settings.stage}: this run's stages are 0 to {stages - 1}")
     if settings.nproc * settings.nnodes > 1:

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from pydantic import ValidationError
 
 from peer.compute.arithmetic import Arithmetic, PrecisionName, precision_on
 from peer.compute.capacity import DeviceName
-from peer.compute.fitting import best_way
-from peer.devices.fit import workers_recompute
+from peer.compute.fitting import best_way, fits_device, manifest_on
+from peer.devices.fit import workers_fit, workers_recompute
 from peer.devices.workers import Split
 from peer.network.reach.reach import ReachMode, Wish
 from peer.pausing import Pauses, QuietHours
@@ -88,6 +89,7 @@ class PeerSettings:
     precision: PrecisionName = "auto"
     compiled: bool = False
     memory: MemoryName = "auto"
+    microbatch: int | None = None
     max_up: float | None = None
     max_down: float | None = None
     max_memory: str | int | None = None
@@ -166,6 +168,37 @@ class PeerSettings:
         if precision == "fp16" and several:
             precision = "fp32"
         return Arithmetic(precision, self.compiled, recompute)
+
+    def computed_manifest(self, manifest: Manifest, device: torch.device) -> Manifest:
+        """Return the manifest by which this peer computes: the run's, but for the microbatch of a datacenter, which is
+        what its owner says or its device holds.
+
+        Raises:
+            UserError: the run cannot be computed in the microbatches that the owner asks for.
+        """
+        if self.role != "datacenter":
+            return manifest
+        if self.microbatch is not None:
+            return self._with_microbatch(manifest, self.microbatch)
+        recompute, limit = self.arithmetic(manifest, None, device).recompute, self.memory_limit
+        if self.nproc * self.nnodes == 1:
+            duty = Duty(self.role, recompute=recompute)
+            return manifest_on(device, manifest, fits_device(device, duty, limit, self.process_bytes))
+        fits = workers_fit(self.nproc, device, limit, recompute, self.nnodes, self.process_bytes)
+        return manifest_on(device, manifest, fits, self.nproc * self.nnodes)
+
+    def _with_microbatch(self, manifest: Manifest, sequences: int) -> Manifest:
+        share = manifest.inner.sequences // (self.nproc * self.nnodes)
+        if share % sequences:
+            divisors = ", ".join(str(number) for number in range(1, share + 1) if share % number == 0)
+            raise UserError(
+                f"--microbatch {sequences}: an inner step has {share} sequences for each process, and a microbatch "
+                f"must divide them: take one of {divisors}, or auto"
+            )
+        try:
+            return manifest.with_microbatch(sequences)
+        except ValidationError as error:
+            raise UserError(f"--microbatch {sequences}: {error.errors()[0]['msg']}") from None
 
     def split(self, manifest: Manifest, device: torch.device) -> Split:
         """Return how a datacenter spreads its replica over this machine, and over others."""

@@ -138,6 +138,16 @@ class Manifest(Section):
             return self
         return self.model_copy(update={"replicas": self.replicas.model_copy(update={"compression": compression})})
 
+    def with_microbatch(self, sequences: int) -> "Manifest":
+        """The manifest of this run with microbatches of so many `sequences`, as one replica computes alone. Peers never
+        compare it.
+
+        Raises:
+            ValidationError: an inner step is no whole number of such microbatches, or they are too large.
+        """
+        inner = self.inner.model_copy(update={"microbatch": sequences})
+        return Manifest.model_validate_json(self.model_copy(update={"inner": inner}).model_dump_json())
+
     def late(self, stage: int) -> int:
         """The number of microbatches of the next inner step that a stage of a group passes forward before it takes this
         one: `inner.overlap` for each stage behind it, so that no stage waits for frames that a later step would

@@ -42,7 +42,9 @@ NOT_SETTINGS = ("ticket", "directory", "metrics", "log_json", "json", "until_std
 """The options that the command itself uses. All others are fields of `PeerSettings`, by the same names."""
 
 
-@takes(ServingOptions, without="audit stay hold nproc nnodes node_rank rendezvous secret_file", priority="low")
+@takes(
+    ServingOptions, without="audit stay hold nproc nnodes node_rank rendezvous secret_file microbatch", priority="low"
+)
 def join(options: ServingOptions) -> None:
     """Volunteer: serve one stage of a replica group."""
     sys.exit(serve("volunteer", options))
@@ -56,7 +58,7 @@ def replica(options: ServingOptions) -> None:
 
 @takes(
     ServingOptions,
-    without="stage manifest nproc nnodes node_rank rendezvous secret_file precision compiled memory",
+    without="stage manifest nproc nnodes node_rank rendezvous secret_file precision compiled memory microbatch",
 )
 def observe(options: ServingOptions) -> None:
     """Follow a run without contributing, and evaluate each round."""

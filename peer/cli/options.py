@@ -83,6 +83,17 @@ def stage_named(text: str) -> int:
     return ANY_STAGE if text == "any" else int(text)
 
 
+def microbatch_named(text: str) -> int | None:
+    """A number of sequences, or None for `auto`.
+
+    Raises:
+        BadParameter: it is neither.
+    """
+    if text != "auto" and not (text.isdecimal() and int(text)):
+        raise typer.BadParameter(f"{text!r} is no number of sequences, and not auto")
+    return None if text == "auto" else int(text)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingOptions:
     """The options of `join`, `replica` and `observe`, in the order of their help. None: the peer chooses.
@@ -209,6 +220,15 @@ class ServingOptions:
         bool, typer.Option("--compile", help="Let torch compile the layers: a minute at first, then faster steps.")
     ] = False
     memory: MemoryOption = "auto"
+    microbatch: Annotated[
+        int | None,
+        typer.Option(
+            parser=microbatch_named,
+            metavar="N|auto",
+            help="Sequences that a replica passes at a time: the same gradients, up to the order of sums. Default, "
+            "auto: on a GPU as many as it holds, elsewhere the run's inner.microbatch.",
+        ),
+    ] = None
     metrics: Annotated[
         str | None,
         typer.Option(

@@ -1,9 +1,12 @@
 """Does what a peer would do fit into this machine's memory: by the memory model (`peer.planning.memory`), by what is
 free, and by what the peer's owner allows."""
 
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 import torch
+from pydantic import ValidationError
 
 from peer.compute.capacity import free_memory, resident_bytes
 from peer.planning.memory import PROCESS_BYTES, Duty, MemoryName, MemoryNeeds, memory_of, microbatch_bytes
@@ -75,6 +78,34 @@ def shortage(needed: MemoryNeeds, device: torch.device, most: int | None = None)
             f"give --max-memory {megabytes_above(takes)}",
         )
     return None
+
+
+MOST_PASS_TOKENS = 2**15
+"""The most tokens of a microbatch that a replica chooses by itself: more do not make a card quicker."""
+
+
+def manifest_on(
+    device: torch.device, manifest: Manifest, fits: Callable[[Manifest], bool], processes: int = 1
+) -> Manifest:
+    """Return the manifest by which a whole replica computes on a device. A CUDA device gets the largest microbatch, of
+    `MOST_PASS_TOKENS` at most, with which the manifest `fits`: its gradients are the same up to the order of sums. On a
+    CPU it is the run's own, so that losses are the same bits. Each of several `processes` has its share of sequences.
+    """
+    if device.type != "cuda":
+        return manifest
+    share = manifest.inner.sequences // processes
+    most = min(share, MOST_PASS_TOKENS // manifest.model.context)
+    for sequences in range(most, manifest.inner.microbatch, -1):
+        if share % sequences == 0:
+            with suppress(ValidationError):  # its frames would be too large for a group
+                if fits(larger := manifest.with_microbatch(sequences)):
+                    return larger
+    return manifest
+
+
+def fits_device(device: torch.device, duty: Duty, most: int | None, process: int) -> Callable[[Manifest], bool]:
+    """Return the test whether a manifest fits this machine, for `manifest_on`."""
+    return lambda manifest: shortage(memory_of(manifest, duty, process), device, most) is None
 
 
 def microbatches_that_fit(

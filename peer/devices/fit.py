@@ -1,6 +1,7 @@
 """Does a replica on several devices fit this run and this machine?"""
 
 import sys
+from collections.abc import Callable
 
 import torch
 
@@ -58,11 +59,23 @@ def workers_recompute(
     where they fit here, and into the `most` bytes they may use, only so."""
     if memory != "auto":
         return memory == "recompute"
-    try:
-        _require_memory(manifest, processes, device, most, False, machines, process=process)
-    except ResourceError:
+    return not workers_fit(processes, device, most, False, machines, process)(manifest)
+
+
+def workers_fit(
+    processes: int, device: torch.device, most: int | None, recompute: bool, machines: int, process: int
+) -> Callable[[Manifest], bool]:
+    """Return the test whether a manifest fits so many workers on each of so many machines, for
+    `peer.compute.fitting.manifest_on`."""
+
+    def fits(manifest: Manifest) -> bool:
+        try:
+            _require_memory(manifest, processes, device, most, recompute, machines, process=process)
+        except ResourceError:
+            return False
         return True
-    return False
+
+    return fits
 
 
 def require_devices(

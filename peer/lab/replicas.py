@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from peer.compute.arithmetic import Arithmetic
 from peer.compute.design import Design, Kind
+from peer.compute.fitting import fits_device, manifest_on
 from peer.compute.replica import WholeReplica
 from peer.compute.trainer import StageTrainer
 from peer.data.batches import batch
@@ -28,6 +29,7 @@ from peer.lab.shares import Shares
 from peer.lab.switches import Switches
 from peer.optim.inner import AdamW, place_in_run
 from peer.optim.outer import OuterState
+from peer.planning.memory import PROCESS_BYTES, Duty
 from protocol.events.activity import StepDone
 from protocol.events.event import Listener
 from protocol.identity import Part, PeerId
@@ -137,7 +139,11 @@ class SharedWeights:
             group = GroupBoundaries.begin(manifest, switches, basis_DD.to(device), genesis_VD.to(device))
         designs = {kind: design_of(kind, manifest, switches, basis_DD, device, group) for kind in KINDS}
         counts = {"group": manifest.replicas.groups, "datacenter": manifest.replicas.datacenters}
-        wholes = {kind: WholeReplica(manifest, kind, basis_DD, device, designs[kind]) for kind in KINDS if counts[kind]}
+        fits = fits_device(device, Duty("datacenter"), None, PROCESS_BYTES)
+        computed = {"group": manifest, "datacenter": manifest_on(device, manifest, fits)}
+        wholes = {
+            kind: WholeReplica(computed[kind], kind, basis_DD, device, designs[kind]) for kind in KINDS if counts[kind]
+        }
         through = designs["group"]
         if group is not None:
             through = replace(through, boundaries=partial(group.boundaries, watched=False))

@@ -41,6 +41,7 @@ from protocol.events.activity import Evaluated, Progress, StepDone
 from protocol.events.decisions import EndedEarly, SpotChecked
 from protocol.identity import parts_authored
 from protocol.layout import model_layout
+from protocol.manifest import Manifest
 from protocol.net.blobs import BlobService
 from protocol.net.tasks import Children
 from protocol.outer.data_plan import Spans
@@ -102,9 +103,13 @@ async def serve_datacenter(node: Node) -> None:
     """Train a whole, uncompressed replica through all rounds. The first datacenter also evaluates, and so does one that
     audits."""
     workplace, audits = node.workplace, node.settings.audit
-    split = node.settings.split(workplace.manifest, workplace.device)
+    manifest = node.settings.computed_manifest(workplace.manifest, workplace.device)
+    split = node.settings.split(manifest, workplace.device)
     node.emit(Progress(split.arithmetic.words(workplace.device)))
-    async with _replica(node, split) as replica:
+    if (sequences := manifest.inner.microbatch) != workplace.manifest.inner.microbatch:
+        groups = workplace.manifest.inner.microbatch
+        node.emit(Progress(f"microbatches are of {sequences} sequences here (of {groups} in the run's groups)"))
+    async with _replica(node, manifest, split) as replica:
         outer = await outer_loop(node, list(model_layout(workplace.manifest)))
         await _all_there(outer, replica, lambda: outer.leaving or outer.over)
         async with workplace.reading(node.emit) as reader:
@@ -139,12 +144,13 @@ async def serve_datacenter(node: Node) -> None:
 
 
 @asynccontextmanager
-async def _replica(node: Node, split: Split) -> AsyncIterator[Replica]:
-    """Make the replica to train, in this process or in several, which end with the block."""
+async def _replica(node: Node, manifest: Manifest, split: Split) -> AsyncIterator[Replica]:
+    """Make the replica to train, in this process or in several, which end with the block. `manifest` has the microbatch
+    of this replica."""
     workplace, settings = node.workplace, node.settings
     if split.ranks == 1:
         yield await workplace.torch_thread.run(
-            lambda: WholeReplica(workplace.manifest, "datacenter", None, workplace.device, arithmetic=split.arithmetic)
+            lambda: WholeReplica(manifest, "datacenter", None, workplace.device, arithmetic=split.arithmetic)
         )
         return
     loop = asyncio.get_running_loop()
@@ -163,7 +169,7 @@ async def _replica(node: Node, split: Split) -> AsyncIterator[Replica]:
         secret = read_secret(meeting.secret_file, make=True)
         hello = Hello.of(split.machines, split.processes, workplace.device.type, workplace.manifest.digest)
         machines = Machines(hello, partial(LinkListener, meeting.host, meeting.port, secret))
-    replica = ShardedReplica(workplace.manifest, workplace.device, split, say, machines)
+    replica = ShardedReplica(manifest, workplace.device, split, say, machines)
     try:
         async with Children() as children:
             children.spawn(keep_mending())

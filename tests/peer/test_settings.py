@@ -122,3 +122,22 @@ def test_memory_without_a_unit_is_refused_with_an_example(text: str):
 def test_what_makes_no_sense_is_told_before_anything_is_begun(options: dict, words: str):
     with pytest.raises(UserError, match=words):
         said(**options)
+
+
+def test_a_datacenter_computes_in_the_microbatches_that_its_owner_says_and_a_volunteer_in_the_runs():
+    run, cpu = (
+        check_manifest({"model": {"preset": "nano"}, "inner": {"sequences": 12, "microbatch": 2}}),
+        torch.device("cpu"),
+    )
+
+    def settings(**options: Any) -> PeerSettings:
+        return PeerSettings(ticket=TICKET, role="datacenter", directory=Path("peer"), **options)
+
+    assert settings().computed_manifest(run, cpu) is run
+    assert settings(microbatch=6).computed_manifest(run, cpu) == run.with_microbatch(6)
+    assert settings(microbatch=2, nproc=2).computed_manifest(run, cpu) == run
+    assert said(microbatch=6).computed_manifest(run, cpu) is run
+    with pytest.raises(UserError, match=r"an inner step has 12 sequences .* take one of 1, 2, 3, 4, 6, 12, or auto"):
+        settings(microbatch=5).computed_manifest(run, cpu)
+    with pytest.raises(UserError, match="has 6 sequences for each process"):
+        settings(microbatch=4, nproc=2).computed_manifest(run, cpu)

@@ -7,8 +7,17 @@ import torch
 
 from peer.compute import fitting
 from peer.compute.capacity import resident_bytes
-from peer.compute.fitting import best_way, microbatches_that_fit, require_memory, shortage, where_computed
-from peer.planning.memory import Duty, MemoryNeeds, memory_of, microbatch_bytes
+from peer.compute.fitting import (
+    MOST_PASS_TOKENS,
+    best_way,
+    fits_device,
+    manifest_on,
+    microbatches_that_fit,
+    require_memory,
+    shortage,
+    where_computed,
+)
+from peer.planning.memory import PROCESS_BYTES, Duty, MemoryNeeds, memory_of, microbatch_bytes
 from protocol.errors import ResourceError
 from protocol.manifest import Manifest, check_manifest
 from protocol.wording import size
@@ -97,3 +106,22 @@ def test_half_of_what_is_free_holds_the_microbatches_in_flight(monkeypatch: pyte
         5, 11
     )  # of what is left now
     assert microbatches_that_fit(small, 0, CPU, used // 2, recompute=False) == 0
+
+
+def test_a_card_gets_the_largest_microbatch_that_it_holds_and_a_cpu_the_runs(monkeypatch: pytest.MonkeyPatch):
+    run, duty = preset("micro", 2, sequences=48, microbatch=2), Duty("datacenter")
+
+    def device_bytes(sequences: int) -> int:
+        return memory_of(run.with_microbatch(sequences), duty).device
+
+    fits = fits_device(CUDA, duty, None, PROCESS_BYTES)
+    for room, sequences in ((10**13, 48), (device_bytes(16), 16), (device_bytes(16) - 1, 12), (device_bytes(2), 2)):
+        free(monkeypatch, 10**13, room)
+        assert manifest_on(CUDA, run, fits).inner.microbatch == sequences
+    free(monkeypatch, 10**13, 10**13)
+    assert manifest_on(CUDA, run, fits, processes=3).inner.microbatch == 16
+    assert manifest_on(CPU, run, fits) is run
+    longer = check_manifest(
+        {"model": {"preset": "micro", "context": 2**13}, "inner": {"sequences": 48, "microbatch": 2}}
+    )
+    assert manifest_on(CUDA, longer, fits).inner.microbatch == MOST_PASS_TOKENS // 2**13

@@ -79,6 +79,22 @@ def test_twenty_inner_steps_give_the_losses_of_one_model_under_autograd(
     assert ours[-1] < ours[0] - 0.5
 
 
+@pytest.mark.parametrize("sequences", [1, 4])
+def test_a_replica_in_other_microbatches_has_the_same_losses_up_to_the_order_of_sums(sequences: int):
+    run = manifest(2, 4)
+    ours = run.with_microbatch(sequences)
+    assert (run.inner.microbatch, ours.inner.microbatch, ours.inner.sequences) == (2, sequences, run.inner.sequences)
+    replicas = [WholeReplica(each, "datacenter", None, CPU) for each in (run, ours)]
+    for replica in replicas:
+        replica.load(genesis(run))
+    for step, batch in enumerate(batches(run, 6)):
+        losses = [replica.inner_step(batch, step) for replica in replicas]
+        assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    for part, tensors in replicas[0].moved().items():
+        for name, tensor in tensors.items():
+            torch.testing.assert_close(tensor, replicas[1].moved()[part][name], rtol=1e-2, atol=1e-4)
+
+
 def test_a_replica_that_did_not_train_has_not_moved():
     run = manifest(2, 4)
     replica = WholeReplica(run, "group", orthonormal(32), CPU)
