@@ -29,6 +29,7 @@ from peer.optim.outer import OuterState
 from peer.planning.memory import parts_of
 from peer.store.checkpoint import Checkpoint, PartCheckpoint, PartState, write_checkpoint
 from peer.store.served import SnapshotStore
+from peer.swarm.rounds.parts import contribute_from, replace_in_grid
 from protocol.codec.contribution import Contribution, decode
 from protocol.identity import Part, PeerId, RunId
 from protocol.layout import part_layout
@@ -155,7 +156,7 @@ class Lifetime:
         parts = {}
         for moved in (each.moved() for each in self.trainers):
             for part, tensors in moved.items():
-                blob, sent = self.states[part].contribute(RUN, number, ME, 1, tensors)
+                blob, sent = contribute_from(self.states[part], RUN, number, ME, 1, tensors, 0)
                 self.sent[part] = [sent]
                 parts[part] = PartCheckpoint(PartState(sent={}, returned={}), self.states[part].error_feedback, blob)
         optimizer = {name: tensor for each in self.trainers for name, tensor in each.optimizer_tensors().items()}
@@ -168,7 +169,7 @@ class Lifetime:
         for part, state in self.states.items():
             blob = (self.folder / f"{part}.contribution").read_bytes()
             others = [decode(blob, self.manifest) for _ in range(self.manifest.replicas.total - 1)]
-            state.replace([], [*self.sent.get(part, []), *others])
+            replace_in_grid(state, [], [*self.sent.get(part, []), *others])
             grid_digest(state.grid)
             tensors = (tensor.numpy() for tensor in state.closed([]).values())
             snapshots.write(part, number, History(), tensors, Reading.begin(self.manifest))

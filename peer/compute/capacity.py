@@ -77,6 +77,17 @@ def give_large_blocks_back() -> None:
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE_BLOCK_BYTES)
 
 
+def give_heap_back(changed: int) -> None:
+    """Give the gaps in the C library's heap back to the system, after so many bytes of tensors have been replaced.
+
+    Blocks below `LARGE_BLOCK_BYTES` leave gaps that later ones do not fill: with a model of 32 million values a process
+    grew by 86 MB within two rounds. Elsewhere than on Linux with glibc this does nothing."""
+    if changed < LARGE_BLOCK_BYTES:
+        return
+    with suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def lower_priority(niceness: int) -> None:
     """Let the calling thread, and those it starts from now on, give way to whatever else runs here. Where the
     system knows no priority of threads (all but Linux), the whole process does. Who is nicer already stays so."""

@@ -17,7 +17,7 @@ from peer.store.disk import CHECKPOINTS_KEPT
 from peer.swarm import waits
 from peer.swarm.roles import replicas
 from peer.swarm.rounds.own_credit import OwnCredit
-from peer.swarm.rounds.parts import FollowedParts
+from peer.swarm.rounds.parts import FollowedParts, contribute_from
 from peer.swarm.rounds.round_policy import Pace, RoundArrivals
 from peer.swarm.rounds.workload import Workload
 from protocol.clock import monotonic
@@ -264,7 +264,7 @@ class OuterLoop:
     async def _compose(self, part: Part, round: int, steps: int, tensors: Mapping[str, Tensor]) -> bytes:
         followed, record = self.followed.parts[part], self.discovery.record
         blob, sent = await self.followed.torch_thread.run(
-            followed.state.contribute, self.discovery.run_id, round, record.peer_id, steps, tensors, record.slot
+            contribute_from, followed.state, self.discovery.run_id, round, record.peer_id, steps, tensors, record.slot
         )
         followed.authored.send(sent.name)
         followed.own[round] = sha256_of(blob)

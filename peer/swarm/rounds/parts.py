@@ -1,11 +1,12 @@
 """The parts of the model that a peer follows: what counts in each, and the grids that follow from it."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from peer.compute.capacity import give_heap_back
 from peer.optim.bounds import check_magnitudes
 from peer.optim.grid import grid_digest
 from peer.optim.outer import Grid, OuterState
@@ -76,6 +77,25 @@ class FollowedPart:
         return round in self.own or round <= self.left_after
 
 
+def replace_in_grid(state: OuterState, before: Sequence[Contribution], after: Sequence[Contribution]) -> None:
+    """Follow a change of a round's set in a part's grid, and give the memory of its old tensors back.
+
+    Raises:
+        DivergedError: a weight would leave the grid. Nothing is changed then.
+    """
+    state.replace(before, after)
+    give_heap_back(sum(tensor.nbytes for tensor in state.grid.values()))
+
+
+def contribute_from(
+    state: OuterState, run_id: RunId, round: int, author: PeerId, steps: int, moved: Mapping[str, Tensor], slot: int
+) -> tuple[bytes, Contribution]:
+    """Make the contribution of a part (`OuterState.contribute`), and give the memory of what it was made of back."""
+    blob, sent = state.contribute(run_id, round, author, steps, moved, slot)
+    give_heap_back(sum(tensor.nbytes for tensor in state.grid.values()))
+    return blob, sent
+
+
 @dataclass(slots=True)
 class FollowedParts:
     """All parts of the model that a peer follows, and where their contributions are."""
@@ -133,7 +153,7 @@ class FollowedParts:
                 while (after := followed.ledger.chosen(round)) != (before := followed.settled.get(round, {})):
                     contributions = await self.read_all(before), await self.read_all(after)
                     followed.begin_change()
-                    await self.torch_thread.run(followed.state.replace, *contributions)
+                    await self.torch_thread.run(replace_in_grid, followed.state, *contributions)
                     followed.settled[round] = after  # the set may have changed meanwhile
                     followed.steps[round] = {
                         contribution.name.author: contribution.steps for contribution in contributions[1]
