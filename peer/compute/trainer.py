@@ -17,7 +17,7 @@ from peer.compute.arithmetic import Arithmetic
 from peer.compute.design import Design, Kind, design
 from peer.compute.on_demand import OnDemand
 from peer.model.stage import Stage
-from peer.model.subspace import Boundary, DirectBoundary, nested
+from peer.model.subspace import Boundary, CompiledBoundary, DirectBoundary, nested
 from peer.optim import inner
 from peer.optim.grid import to_float
 from peer.optim.muon import make_optimizer
@@ -82,8 +82,16 @@ class StageTrainer:
         self.optimizer = self.new_optimizer()
         self.start: dict[Part, GridView] = {}
         self.in_flight: dict[int, InFlight] = {}
-        if self.arithmetic.compiled:
+        if self._compiles_whole:
+            self.stage.compile()
+        elif self.arithmetic.compiled:
             self.stage.compile_layers()
+
+    @property
+    def _compiles_whole(self) -> bool:
+        """Whether a pass is compiled as one piece, with the boundaries: a card waits for orders, while a CPU gains
+        nothing by it and compiles for longer."""
+        return self.arithmetic.compiled and self.device.type == "cuda"
 
     def new_optimizer(self) -> inner.AdamW:
         """The manifest's optimizer of what this stage trains, before its first step."""
@@ -161,8 +169,9 @@ class StageTrainer:
         """Take the boundaries that follow from TE, which is used up. The old ones go first, with their T⊥."""
         self.before = self.behind = NO_BOUNDARY
         boundaries = self.design.boundaries(te_VD)
-        self.before = boundaries(self.index - 1)
-        self.behind = boundaries(self.index)
+        self.before, self.behind = boundaries(self.index - 1), boundaries(self.index)
+        if self._compiles_whole and self.kind == "group":
+            self.before, self.behind = CompiledBoundary(self.before), CompiledBoundary(self.behind)
 
     def forward(self, microbatch: int, tokens_BM: Tensor, payload: Tensor | None) -> Tensor:
         """Run one microbatch forward.

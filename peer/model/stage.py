@@ -6,7 +6,7 @@ No stage holds the token embedding, which is a part of its own (`peer.model.embe
 Shape suffixes: B sequences, L tokens of a sequence, D width of the residual stream, V vocabulary.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,9 @@ from peer.model.ngrams import Ngrams
 from protocol.architectures import architecture_of
 from protocol.manifest import Manifest
 from protocol.model_sizes import Model, NgramTables
+
+LayersPass = Callable[..., Tensor]
+"""`Stage._run_layers`, or what torch has compiled of it."""
 
 
 def position_rows(model: Model, start: int, length: int, device: torch.device) -> list[Tensor]:
@@ -59,6 +62,8 @@ class Stage(nn.Module):
         self.scale: GradientScale | None = None
         self.recompute = False
         """Whether a pass forward keeps only each layer's input, and the pass backward runs the layer forward again."""
+        self.run_layers: LayersPass = self._run_layers
+        """The pass through all layers, by the residual stream and the position tables, or what torch has compiled."""
         self.last = stage == stages - 1
         self.model = Decoder(model, manifest.cut[stage], self.last, manifest.ngrams)
         if self.last:
@@ -78,16 +83,20 @@ class Stage(nn.Module):
 
     def through_layers(self, x_BLD: Tensor) -> Tensor:
         """Residual stream [B, L, D] → the same shape."""
-        tables = position_rows(self.sizes, 0, x_BLD.shape[1], x_BLD.device)
+        tables = position_rows(self.sizes, 0, x_BLD.shape[1], x_BLD.device)  # out here: compiled, they were made anew
         if self.scale is not None:
             x_BLD = self.scale.before_layers(x_BLD)
+        x_BLD = self.run_layers(x_BLD, *tables)
+        if self.scale is not None:
+            x_BLD = self.scale.behind_layers(x_BLD)
+        return x_BLD
+
+    def _run_layers(self, x_BLD: Tensor, *tables: Tensor) -> Tensor:
         for layer in self.model.layers.values():
             if self.recompute and torch.is_grad_enabled():
                 x_BLD = checkpoint(layer, x_BLD, *tables, use_reentrant=False, preserve_rng_state=False)
             else:
                 x_BLD = layer(x_BLD, *tables)
-        if self.scale is not None:
-            x_BLD = self.scale.behind_layers(x_BLD)
         return x_BLD
 
     def scale_gradients(self) -> None:
@@ -95,8 +104,14 @@ class Stage(nn.Module):
         self.scale = GradientScale()
         self.scale.watch(self.model.layers)
 
+    def compile(self) -> None:
+        """Let torch compile all layers as one piece, and the head, at their first use."""
+        self.run_layers = torch.compile(self._run_layers, dynamic=False)
+        if self.last:
+            self.lm_head.compile_slices()
+
     def compile_layers(self) -> None:
-        """Let torch compile each layer, and the head, at their first use."""
+        """Let torch compile each layer on its own, whose weights FSDP puts together for it, and the head."""
         for layer in self.model.layers.values():
             layer.compile(dynamic=False)
         if self.last:

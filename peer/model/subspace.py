@@ -11,6 +11,8 @@ Letters of shapes: V vocabulary, d = D width of the residual stream, k dimension
 B sequences, L tokens of a sequence.
 """
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -118,6 +120,38 @@ class DirectBoundary:
 
     def decode_gradient(self, payload: Tensor) -> Tensor:
         return payload.detach()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CompiledBoundary:
+    """A boundary each of whose operations torch has compiled into one piece, for devices that wait for orders. A number
+    at the edge of a cell may be rounded the other way. All boundaries of one kind and shape share the pieces."""
+
+    boundary: Boundary
+
+    def encode(self, x_BLD: Tensor, tokens_BL: Tensor) -> Tensor:
+        return _compiled("encode")(self.boundary, x_BLD, tokens_BL)
+
+    def decode(self, payload: Tensor, tokens_BL: Tensor) -> Tensor:
+        return _compiled("decode")(self.boundary, payload, tokens_BL)
+
+    def encode_gradient(self, g_BLD: Tensor) -> Tensor:
+        return _compiled("encode_gradient")(self.boundary, g_BLD)
+
+    def decode_gradient(self, payload: Tensor) -> Tensor:
+        return _compiled("decode_gradient")(self.boundary, payload)
+
+
+@functools.cache
+def _compiled(operation: str) -> Callable[..., Tensor]:
+    """An operation of boundaries as torch compiles it, at its first use, for each kind of boundary and shape."""
+
+    def run(boundary: Boundary, *tensors: Tensor) -> Tensor:
+        result: Tensor = getattr(boundary, operation)(*tensors)
+        return result
+
+    compiled: Callable[..., Tensor] = torch.compile(run, dynamic=False)
+    return compiled
 
 
 def nested(basis_dd: Tensor, k: int) -> Tensor:

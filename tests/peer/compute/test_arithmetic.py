@@ -10,6 +10,7 @@ from torch import Tensor
 from peer.compute.arithmetic import Arithmetic, Precision, precision_on
 from peer.compute.replica import WholeReplica
 from peer.compute.trainer import StageTrainer
+from peer.model.subspace import CompiledBoundary
 from protocol.architectures.llama import layer as llama
 from protocol.errors import DivergedError, ResourceError
 from protocol.manifest import Manifest
@@ -122,6 +123,28 @@ def chained(first: Arithmetic, last: Arithmetic, run: Manifest = run) -> tuple[l
         for stage in stages:
             stage.update(1.0, step)
     return losses, stages
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for the CPU with g++")
+@pytest.mark.filterwarnings("default")  # torch's compiler warns of itself
+def test_a_stage_that_is_compiled_as_one_piece_is_made_once_and_has_the_same_losses(monkeypatch: pytest.MonkeyPatch):
+    expected, _ = chained(Arithmetic(), Arithmetic())
+    monkeypatch.setattr(StageTrainer, "_compiles_whole", True)  # as on a card
+    torch._dynamo.reset()
+    made = torch._dynamo.utils.counters
+    made.clear()
+    losses, stages = chained(Arithmetic(compiled=True), Arithmetic(compiled=True))
+    assert losses == pytest.approx(expected, abs=2e-3)  # a number at the edge of a cell is rounded the other way
+    assert isinstance(stages[0].behind, CompiledBoundary)
+    pieces = made["stats"]["unique_graphs"]
+    assert pieces == len(
+        ("layers of stage 0", "layers of stage 1", "head", "encode", "decode", "and of gradients", "back")
+    )
+    assert not made["graph_break"]
+    stages[0].load(genesis(run))  # another round, with other boundaries
+    stages[0].forward(0, batches(run, 1)[0][: run.inner.microbatch], None)
+    assert made["stats"]["unique_graphs"] == pieces
+    torch._dynamo.reset()
 
 
 def test_a_volunteer_in_bf16_trains_beside_one_in_fp32_and_sends_fp32():
