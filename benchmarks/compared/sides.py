@@ -20,7 +20,8 @@ from peer.compute.arithmetic import FACTORS, Arithmetic, Precision
 from peer.compute.capacity import give_large_blocks_back
 from peer.compute.replica import WholeReplica
 from peer.compute.schedule import Backward, Forward, Schedule, least_depth
-from peer.model.number_format import from_bytes, number_format, to_bytes
+from peer.compute.transfers import OnHost, OnItsWay, PassOutcome, transfers_of
+from peer.model.number_format import number_format, to_bytes
 from peer.optim.grid import to_float
 from peer.optim.inner import clip_factor, learning_rate
 from protocol.codec.frames import FrameRules
@@ -152,26 +153,30 @@ def one_stage(case: Case, device: torch.device, arithmetic: Arithmetic, index: i
         for wire, scale in zip(manifest.replicas.wires, (1.0, 1e-3), strict=True)
     )
 
-    def forward(microbatch: int) -> None:
-        came = None if trainer.first else from_bytes(activations, rules.activations, device)
-        out = trainer.forward(microbatch, batches[microbatch], came)
-        _ = out.item() if trainer.last else to_bytes(out)
+    transfers = transfers_of(device)
 
-    def backward(microbatch: int) -> None:
-        came = None if trainer.last else from_bytes(gradients, rules.gradients, device)
-        out = trainer.backward(microbatch, came)
-        if out is not None:
-            to_bytes(out)
+    def forward(microbatch: int) -> PassOutcome:
+        begun = transfers.begin_pass()
+        came = None if trainer.first else transfers.arrive(activations, rules.activations)
+        return transfers.leave(trainer.forward(microbatch, batches[microbatch], came), begun)
+
+    def backward(microbatch: int) -> PassOutcome:
+        begun = transfers.begin_pass()
+        came = None if trainer.last else transfers.arrive(gradients, rules.gradients)
+        return transfers.leave(trainer.backward(microbatch, came), begun)
 
     def step(number: int) -> None:
-        todo = Schedule(index, STAGES, microbatches, least_depth(index, STAGES))
+        todo, on_their_way = Schedule(index, STAGES, microbatches, least_depth(index, STAGES)), list[OnItsWay]()
         while not todo.done:
             full = todo.in_flight == todo.depth or todo.forwards == microbatches
             match todo.next(activations=True, gradients=full):
                 case Forward(microbatch):
-                    forward(microbatch)
+                    out = forward(microbatch)
                 case Backward(microbatch):
-                    backward(microbatch)
+                    out = backward(microbatch)
+            on_their_way += [] if isinstance(out, OnHost) else [out]
+        for outcome in on_their_way:
+            outcome.wait()
         trainer.update(clip_factor([trainer.squared_norm()], manifest.inner.clip), number)
 
     return step

@@ -87,8 +87,9 @@ class Incoming:
             return await asyncio.to_thread(payload.read, messages)
 
 
-async def wait_for_any(*neighbours: Incoming) -> None:
-    """Wait until one of these neighbours has sent something that had not arrived."""
+async def wait_for_any(*neighbours: Incoming, beside: asyncio.Task[None] | None = None) -> None:
+    """Wait until one of these neighbours has sent something that had not arrived, or the task `beside` them ends."""
     coming = [neighbour.task for neighbour in neighbours if neighbour.task is not None and not neighbour.ready]
+    coming += [beside] if beside is not None and not beside.done() else []
     if coming:
         await asyncio.wait(coming, return_when=asyncio.FIRST_COMPLETED)

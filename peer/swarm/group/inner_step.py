@@ -22,11 +22,12 @@ from torch import Tensor
 
 from peer.compute.schedule import Backward, Forward, Schedule, depth_for, least_depth
 from peer.compute.trainer import StageTrainer
+from peer.compute.transfers import DirectTransfers, OnHost, PassOutcome, Transfers
 from peer.data.batches import Batch
-from peer.model.number_format import from_bytes, to_bytes
 from peer.network.group import Link
 from peer.optim.inner import clip_factor, place_in_run, stage_clip_factor
 from peer.swarm.group.incoming import Expected, Incoming, wait_for_any
+from peer.swarm.group.outgoing import Outgoing, require_in_range, send
 from peer.torch_thread import TorchThread
 from protocol.clock import monotonic
 from protocol.codec.frames import (
@@ -38,14 +39,12 @@ from protocol.codec.frames import (
     Payload,
     SumsFrame,
     pack_end,
-    pack_frame,
     pack_sums,
     unpack_backward,
     unpack_end,
     unpack_forward,
     unpack_sums,
 )
-from protocol.errors import DivergedError
 
 SHORTEST_SECONDS = 1e-6
 """The shortest duration that the clock can measure, in seconds; guards a division."""
@@ -96,6 +95,7 @@ class PipelineStage:
     room: int = sys.maxsize
     goal: int = 0
     observer: PassObserver = field(default_factory=Unobserved)
+    transfers: Transfers = field(default_factory=lambda: DirectTransfers(torch.device("cpu")))
 
     @property
     def links(self) -> list[Link]:
@@ -108,22 +108,22 @@ class PipelineStage:
             link.abort(reason)
         await self.torch_thread.run(self.trainer.abandon)
 
-    def forward(self, number: int, tokens: TokenIds, activations: bytes | None) -> bytes | float:
+    def forward(self, number: int, tokens: TokenIds, activations: bytes | None) -> PassOutcome:
         """Run a microbatch forward on the torch thread: bytes in, bytes out; the loss at the last stage."""
+        begun = self.transfers.begin_pass()
         payload = self._payload(activations, self.rules.activations)
         self.observer.forward(number, tokens, payload)
-        out = self.trainer.forward(number, torch.from_numpy(tokens), payload)
-        return out.item() if self.trainer.last else to_bytes(out)
+        return self.transfers.leave(self.trainer.forward(number, torch.from_numpy(tokens), payload), begun)
 
-    def backward(self, number: int, gradients: bytes | None) -> bytes | None:
+    def backward(self, number: int, gradients: bytes | None) -> PassOutcome:
         """Run a microbatch backward on the torch thread: bytes in, bytes out; None at the first stage."""
+        begun = self.transfers.begin_pass()
         payload = self._payload(gradients, self.rules.gradients)
         self.observer.backward(number, payload)
-        out = self.trainer.backward(number, payload)
-        return None if out is None else to_bytes(out)
+        return self.transfers.leave(self.trainer.backward(number, payload), begun)
 
     def _payload(self, data: bytes | None, payload: Payload) -> Tensor | None:
-        return None if data is None else from_bytes(data, payload, self.trainer.device)
+        return None if data is None else self.transfers.arrive(data, payload)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +175,7 @@ class InnerStep:
         behind = manifest.replicas.stages - 1 - stage
         sums = Expected(1, lambda messages: unpack_sums(messages[0], round, step, behind))
         self.behind = Incoming(pipeline.downstream, [*map(self._expected_backward, range(n)), sums])
+        self.outgoing = Outgoing()
         self.losses: list[float] = []
         self.seconds = dict(carried.seconds)
         """The seconds that the passes of each microbatch have taken, by its number in the round."""
@@ -200,8 +201,8 @@ class InnerStep:
             sums, seconds, end = await self._run_passes()
             await self._update(sums, end)
         finally:
-            self.before.stop()
-            self.behind.stop()
+            for side in (self.before, self.behind, self.outgoing):
+                side.stop()
         pipeline, passes = self.pipeline, sums.passes[0]
         speed = pipeline.rules.sequences * self.manifest.model.context / passes
         waited = self.waited[pipeline.upstream], self.waited[pipeline.downstream]
@@ -255,6 +256,7 @@ class InnerStep:
 
     async def _sum_up(self) -> SumsFrame:
         """Send the sums of this stage and of those behind it to the stage before: the gradients are in."""
+        await self.outgoing.wait_until_delivered()
         pipeline, numbers = self.pipeline, map(self.number, range(self.schedule.microbatches))
         passes = max(median([self.seconds.pop(number) for number in numbers]), SHORTEST_SECONDS)
         squared_norm = await pipeline.torch_thread.run(pipeline.trainer.squared_norm)
@@ -270,6 +272,7 @@ class InnerStep:
     async def _end(self, factor: float) -> EndFrame:
         """Return the first stage's word on whether the round goes on, and pass it on. The clip `factor` is the first
         stage's."""
+        await self.outgoing.wait_until_delivered()
         if self.source is not None:
             end = EndFrame(factor, self.source.ends(), self.carried.norms if self.step else ())
         else:
@@ -317,46 +320,58 @@ class InnerStep:
                 for incoming in (self.before, self.behind):
                     if incoming.failed:
                         incoming.take()  # the step cannot end: whoever waits for this stage is to learn it
+                if self.outgoing.failed:
+                    await self.outgoing.wait_until_delivered()
                 upstream = isinstance(self.schedule.due, Forward)
                 with self._waiting_for(self.pipeline.upstream if upstream else self.pipeline.downstream):
-                    await wait_for_any(self.before, self.behind)
+                    await wait_for_any(self.before, self.behind, beside=self.outgoing.task)
 
     async def _forward(self, microbatch: int) -> None:
         """One forward pass, whose outcome is sent on; at the last stage it is the loss."""
         pipeline, position = self.pipeline, self._position(microbatch)
         frame: ForwardFrame | None = self.before.take()
         tokens, activations = (self._text(position), None) if frame is None else (frame.tokens, frame.activations)
-        with self._timed(microbatch):
-            out = await pipeline.torch_thread.run(pipeline.forward, self.number(microbatch), tokens, activations)
-        if isinstance(out, float):
-            self.losses.append(out)
-        elif pipeline.downstream is not None:
-            require_in_range(out, pipeline.rules.activations, pipeline.upstream)
-            send(pipeline.downstream, ForwardFrame(position, out, tokens, pipeline.embedding_digest), pipeline.rules)
-            if microbatch == 0:
-                self.sent = asyncio.get_running_loop().time()
+        started = monotonic()
+        out = await pipeline.torch_thread.run(pipeline.forward, self.number(microbatch), tokens, activations)
+        took = monotonic() - started
+
+        def deliver(outcome: OnHost) -> None:
+            self._add_seconds(microbatch, took if outcome.seconds is None else outcome.seconds)
+            if isinstance(outcome.data, float):
+                self.losses.append(outcome.data)
+            elif pipeline.downstream is not None and outcome.data is not None:
+                require_in_range(outcome.data, pipeline.rules.activations, pipeline.upstream)
+                sent = ForwardFrame(position, outcome.data, tokens, pipeline.embedding_digest)
+                send(pipeline.downstream, sent, pipeline.rules)
+                if microbatch == 0:
+                    self.sent = asyncio.get_running_loop().time()
+
+        self.outgoing.take(out, deliver)
 
     async def _backward(self, microbatch: int) -> None:
         """One backward pass, whose outcome is sent back."""
         pipeline = self.pipeline
         frame: BackwardFrame | None = self.behind.take()
-        gradients = None if frame is None else frame.gradients
-        with self._timed(microbatch):
-            out = await pipeline.torch_thread.run(pipeline.backward, self.number(microbatch), gradients)
-        if pipeline.upstream is not None and out is not None:
-            require_in_range(out, pipeline.rules.gradients, pipeline.downstream or pipeline.upstream)
-            send(pipeline.upstream, BackwardFrame(self._position(microbatch), out), pipeline.rules)
+        gradients, started = None if frame is None else frame.gradients, monotonic()
+        out = await pipeline.torch_thread.run(pipeline.backward, self.number(microbatch), gradients)
+        took = monotonic() - started
+
+        def deliver(outcome: OnHost) -> None:
+            self._add_seconds(microbatch, took if outcome.seconds is None else outcome.seconds)
+            if pipeline.upstream is not None and isinstance(outcome.data, bytes):
+                require_in_range(outcome.data, pipeline.rules.gradients, pipeline.downstream or pipeline.upstream)
+                send(pipeline.upstream, BackwardFrame(self._position(microbatch), outcome.data), pipeline.rules)
+
+        self.outgoing.take(out, deliver)
 
     def _text(self, position: FramePosition) -> TokenIds:
         """Return the token ids of a microbatch at the first stage."""
         start, sequences = position.microbatch * self.pipeline.rules.sequences, self.pipeline.rules.sequences
         return self.batches[position.step][start : start + sequences]
 
-    @contextmanager
-    def _timed(self, microbatch: int) -> Iterator[None]:
-        begun, number = monotonic(), self.number(microbatch)
-        yield
-        self.seconds[number] = self.seconds.get(number, 0.0) + monotonic() - begun
+    def _add_seconds(self, microbatch: int, seconds: float) -> None:
+        number = self.number(microbatch)
+        self.seconds[number] = self.seconds.get(number, 0.0) + seconds
 
     # What is expected
 
@@ -377,23 +392,3 @@ class InnerStep:
     def _expected_backward(self, microbatch: int) -> Expected:
         rules, position = self.pipeline.rules, self._position(microbatch)
         return Expected(rules.gradients.messages, lambda messages: unpack_backward(messages, rules, position))
-
-
-def send(link: Link, frame: ForwardFrame | BackwardFrame, rules: FrameRules) -> None:
-    """Send a frame, in as many messages as it takes."""
-    for message in pack_frame(frame, rules):
-        link.send(message)
-
-
-def require_in_range(out: bytes, payload: Payload, source: Link | None) -> None:
-    """Check that an output of this stage, computed mostly from what its neighbour `source` sent, would not look like a
-    breach of its own.
-
-    Raises:
-        BreachError: it would: what was sent was too large to go on with.
-        DivergedError: the same, and nobody sent it.
-    """
-    if not payload.in_range(out):
-        if source is None:
-            raise DivergedError("this stage's numbers left every range: the replica has diverged")
-        raise source.breach("sent what this stage cannot go on with: its own values left their range")

@@ -9,6 +9,7 @@ from functools import partial
 from peer.compute.calibration import rounded_speed
 from peer.compute.fitting import microbatches_that_fit
 from peer.compute.trainer import StageTrainer
+from peer.compute.transfers import Transfers, transfers_of
 from peer.data.batches import Batch
 from peer.network.group import Attempt, Link
 from peer.network.receipt_exchange import ReceiptCollector
@@ -95,6 +96,11 @@ class StageRound:
     """Over all links, until the last inner loop ended."""
     pace: StepPace = field(default_factory=StepPace)
     started: float = field(default_factory=monotonic)
+    transfers: Transfers = field(init=False)
+    """The copies between frames and the device."""
+
+    def __post_init__(self) -> None:
+        self.transfers = transfers_of(self.trainer.device)
 
     async def load(self, round: int, steps: int, compression: int, goal: int | None = None) -> None:
         """Start a round from the outer state, or go on with what this stage has of it; `steps` of its inner steps are
@@ -150,6 +156,7 @@ class StageRound:
             ),
             goal=self.goal,
             observer=received,
+            transfers=self.transfers,
         )
         self.inner_loop, self.speed, self.carried = (
             GroupLoop(pipeline, received, attempt),

@@ -4,17 +4,19 @@ the weights are as before."""
 import asyncio
 import math
 import threading
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
 
 from peer.compute.replica import WholeReplica
 from peer.compute.trainer import StageTrainer
+from peer.compute.transfers import DirectTransfers, OnHost
 from peer.network.duplex import BreachError
 from peer.network.group import Link
-from protocol.codec.frames import FrameRules
+from protocol.codec.frames import FrameRules, Payload
 from protocol.errors import LostMemberError
+from protocol.manifest import check_manifest
 from protocol.schemas import pipeline_pb2 as pb
 from tests.peer.compute.test_replica import batches, genesis, manifest
 from tests.reference.boundary import orthonormal
@@ -99,6 +101,95 @@ def test_frames_in_many_pieces_make_the_same_step(monkeypatch: pytest.MonkeyPatc
     assert (again, messages) == (loss, (frames - 1) * FrameRules.of(run).activations.messages + 1)  # and the step's end
     assert FrameRules.of(run).gradients.messages > FrameRules.of(run).activations.messages
     assert all(map(torch.equal, whole, in_pieces))
+
+
+@dataclass(slots=True)
+class Lagging:
+    """An outcome that comes when its gate is open, or that a device fails to compute."""
+
+    ready: OnHost
+    gate: threading.Event
+    error: Exception | None = None
+
+    def wait(self) -> OnHost:
+        assert self.gate.wait(30), "the torch thread waited for a copy"
+        if self.error is not None:
+            raise self.error
+        return replace(self.ready, seconds=0.25)
+
+
+@dataclass(slots=True)
+class LaggingTransfers:
+    """A device whose first outcome comes only when the next pass has been ordered, as a card's may; all others come
+    later than the call that orders them, too."""
+
+    direct: DirectTransfers
+    error: Exception | None = None
+    passes: int = 0
+    second: threading.Event = field(default_factory=threading.Event)
+    lagging: list[Lagging] = field(default_factory=list)
+
+    def arrive(self, data: bytes, payload: Payload) -> torch.Tensor:
+        return self.direct.arrive(data, payload)
+
+    def begin_pass(self) -> None:
+        self.passes += 1
+        if self.passes == 2:
+            self.second.set()
+
+    def leave(self, out: torch.Tensor | None, begun: None) -> Lagging:
+        self.lagging.append(Lagging(self.direct.leave(out, begun), self.second, self.error))
+        return self.lagging[-1]
+
+
+def lag(stage: LoopbackStage, error: Exception | None = None) -> LaggingTransfers:
+    """Let a stage compute on such a device."""
+    transfers = LaggingTransfers(DirectTransfers(torch.device("cpu")), error)
+    stage.connected = Steps(replace(stage.steps.pipeline, transfers=transfers))
+    return transfers
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_the_next_pass_is_ordered_while_the_outcome_of_the_last_is_on_its_way(overlap: int):
+    run = check_manifest(
+        {**RUN3.model_dump(), "inner": {**RUN3.inner.model_dump(), "sequences": 12, "overlap": overlap}}
+    )
+
+    async def scene(lags: bool) -> tuple[list[float], list[torch.Tensor], list[float]]:
+        async with loopback_group(run, orthonormal(32)) as stages:
+            for stage in stages:
+                stage.trainer.load(genesis(run))
+            if lags:
+                lag(stages[0])
+                for stage in stages[1:]:
+                    lag(stage).second.set()  # 1F1B gives the last one nothing else to do
+            source, losses, passes = Batches([batch.numpy() for batch in batches(run, 3)], most=3), [], []
+            for step in range(3):
+                taken = await asyncio.gather(
+                    *(stage.steps.take(1, step, None if stage.trainer.index else source) for stage in stages)
+                )
+                losses.append(taken[0].sums.loss)
+                passes.append(taken[0].sums.passes[0])
+                source.at += 1
+            return losses, [weight for stage in stages for weight in weights(stage)], passes
+
+    losses, moved, _ = asyncio.run(asyncio.wait_for(scene(lags=False), 60))
+    again, moved_again, passes = asyncio.run(asyncio.wait_for(scene(lags=True), 60))
+    assert again == losses
+    assert all(map(torch.equal, moved, moved_again))
+    assert passes == [0.5, 0.5, 0.5]  # forward and backward, as the device says
+
+
+def test_an_outcome_that_cannot_be_computed_ends_the_step():
+    async def scene() -> None:
+        async with loopback_group(RUN, orthonormal(32)) as stages:
+            for stage in stages:
+                stage.trainer.load(genesis(RUN))
+            lag(stages[0], RuntimeError("an illegal memory access was encountered")).second.set()
+            with pytest.raises(RuntimeError, match="illegal memory access"):
+                await stages[0].steps.take(1, 0, Batches([batches(RUN, 1)[0].numpy()]))
+
+    asyncio.run(asyncio.wait_for(scene(), 60))
 
 
 FORMATS = [("bf16", "int8"), ("int4", "fp32"), ("int8", "int4"), ("fp32", "bf16")]
