@@ -4,6 +4,7 @@ the weights are as before."""
 import asyncio
 import math
 import threading
+import time
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -14,6 +15,7 @@ from peer.compute.trainer import StageTrainer
 from peer.compute.transfers import DirectTransfers, OnHost
 from peer.network.duplex import BreachError
 from peer.network.group import Link
+from peer.swarm.group.inner_step import InnerStep
 from protocol.codec.frames import FrameRules, Payload
 from protocol.errors import LostMemberError
 from protocol.manifest import check_manifest
@@ -43,6 +45,11 @@ def recorded(link: Link) -> list[pb.Frame]:
 def waiting(steps: Steps) -> Link | None:
     """The link on which something is due at a stage."""
     return steps.inner_step.waiting if steps.inner_step is not None else None
+
+
+def step_of(stage: LoopbackStage) -> InnerStep:
+    assert stage.steps.inner_step is not None
+    return stage.steps.inner_step
 
 
 def weights(stage: LoopbackStage) -> list[torch.Tensor]:
@@ -103,6 +110,9 @@ def test_frames_in_many_pieces_make_the_same_step(monkeypatch: pytest.MonkeyPatc
     assert all(map(torch.equal, whole, in_pieces))
 
 
+COPY_SECONDS = 0.01
+
+
 @dataclass(slots=True)
 class Lagging:
     """An outcome that comes when its gate is open, or that a device fails to compute."""
@@ -113,6 +123,7 @@ class Lagging:
 
     def wait(self) -> OnHost:
         assert self.gate.wait(30), "the torch thread waited for a copy"
+        time.sleep(COPY_SECONDS)  # so long the device computes and copies; nothing waits for so long to be enough
         if self.error is not None:
             raise self.error
         return replace(self.ready, seconds=0.25)
@@ -171,6 +182,7 @@ def test_the_next_pass_is_ordered_while_the_outcome_of_the_last_is_on_its_way(ov
                 losses.append(taken[0].sums.loss)
                 passes.append(taken[0].sums.passes[0])
                 source.at += 1
+                assert all(not step_of(stage).seconds for stage in stages) or overlap  # all of them are summed up
             return losses, [weight for stage in stages for weight in weights(stage)], passes
 
     losses, moved, _ = asyncio.run(asyncio.wait_for(scene(lags=False), 60))
