@@ -10,6 +10,7 @@ import grpc
 import torch
 
 from peer.compute.calibration import warm_up
+from peer.governor import govern, readings_on
 from peer.joining import (
     choose_stages,
     emit_place,
@@ -50,7 +51,7 @@ from peer.store.receipt_file import RECEIPTS, KeptReceipts
 from peer.store.served import ContributionStore, SnapshotStore
 from peer.swarm.node import AskNode, Node, Services, Workplace
 from peer.telemetry.status import EventStream
-from peer.torch_thread import TorchThread
+from peer.torch_thread import Throttle, TorchThread
 from protocol.errors import ResourceError
 from protocol.events.activity import Progress, Warned
 from protocol.files import write_atomically
@@ -145,8 +146,10 @@ async def joined(
 
         opened.push_async_callback(say_last_words)
         opened.enter_context(emit.also(reporter))
-        torch_thread = TorchThread(settings.threads, settings.niceness)
+        throttle = Throttle(synchronize=torch.cuda.synchronize) if device.type == "cuda" else Throttle()
+        torch_thread = TorchThread(settings.threads, settings.niceness, throttle)
         opened.callback(torch_thread.stop)
+        tasks.spawn(govern(settings.limits, throttle, partial(readings_on, device.type), emit))
         text = text_sources(settings, descriptor, membership, network.contacts.bandwidth, space)
         if isinstance(membership, Admitted):
             await fetch_needed_files(settings, descriptor, membership, network.contacts.bandwidth, emit)

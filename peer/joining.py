@@ -13,6 +13,7 @@ import torch
 from peer.compute.capacity import find_device
 from peer.compute.fitting import require_memory
 from peer.devices.fit import require_devices
+from peer.governor import SensorLimits, readings_on, require_sensors
 from peer.network import admission
 from peer.network.admission import Admitted
 from peer.planning.memory import Duty, memory_of
@@ -162,6 +163,8 @@ def require_fit(settings: PeerSettings, descriptor: Descriptor) -> torch.device:
     if settings.role != "volunteer":
         require_disk(settings, descriptor, None)
     settings.arithmetic(manifest, settings.stage, device).require(device)
+    if settings.limits != SensorLimits():
+        require_sensors(settings.limits, readings_on(device.type))
     return device
 
 

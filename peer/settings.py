@@ -13,6 +13,7 @@ from peer.compute.capacity import DeviceName
 from peer.compute.fitting import best_way, fits_device, manifest_on
 from peer.devices.fit import workers_fit, workers_recompute
 from peer.devices.workers import Split
+from peer.governor import SensorLimits
 from peer.network.reach.reach import ReachMode, Wish
 from peer.pausing import Pauses, QuietHours
 from peer.planning.memory import PROCESS_BYTES, Duty, MemoryName
@@ -94,6 +95,8 @@ class PeerSettings:
     max_down: float | None = None
     max_memory: str | int | None = None
     max_disk: str | int | None = None
+    max_temperature: float | None = None
+    max_power: float | None = None
     data_cache: float = 4.0
     private_mirrors: bool = False
     quiet_hours: str | None = None
@@ -122,6 +125,11 @@ class PeerSettings:
     def memory_limit(self) -> int | None:
         """The bytes of memory that this peer plans with; None: as many as are free."""
         return bytes_of("--max-memory", self.max_memory)
+
+    @property
+    def limits(self) -> SensorLimits:
+        """The most that the sensors where this peer computes may show."""
+        return SensorLimits(self.max_temperature, self.max_power)
 
     @property
     def disk_limit(self) -> int | None:

@@ -256,6 +256,20 @@ class ServingOptions:
             "start.",
         ),
     ] = None
+    max_temperature: Annotated[
+        float | None,
+        typer.Option(
+            metavar="CELSIUS",
+            min=30,
+            max=120,
+            help="Compute less of the time while the sensor where this peer computes shows more, a card's or the "
+            "hottest of this machine.",
+        ),
+    ] = None
+    max_power: Annotated[
+        float | None,
+        typer.Option(metavar="WATTS", min=1, help="The same by the power that an NVIDIA card takes."),
+    ] = None
     data_cache: Annotated[
         float,
         typer.Option(metavar="GB", min=0.1, help="Keep so much of the run's prepared text on this disk, once fetched."),

@@ -13,6 +13,7 @@ from peer.compute.capacity import DeviceName, cores, find_device, free_memory
 from peer.diagnosis.finding import SET_THE_CLOCK, Finding
 from peer.store.disk import SHARE, bytes_in
 from peer.store.disk import free_disk as free_on_disk
+from peer.telemetry.cards import card_readings
 from protocol.trust.ticket import TICKET_PREFIX
 from protocol.wording import size
 
@@ -25,6 +26,9 @@ BUSY_SHARE = 0.25
 NVIDIA = Path("/proc/driver/nvidia/version")
 """The file that a driver of Nvidia's provides."""
 
+MPS_DAEMON = "nvidia-cuda-mps-control"
+"""The process by which NVIDIA's MPS is on."""
+
 SLOW_START = Path("/proc/sys/net/ipv4/tcp_slow_start_after_idle")
 
 EARLIEST = 1767225600.0
@@ -36,6 +40,7 @@ def examine_machine(device: torch.device, threads: int, folder: Path) -> list[Fi
     return [
         versions(),
         computes_on(device),
+        *(sharing_card() if device.type == "cuda" else []),
         busy(os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0, cores(), threads),
         memory(device),
         disk(folder, 0),
@@ -73,6 +78,28 @@ def computes_on(device: torch.device, nvidia: Path = NVIDIA) -> Finding:
         advice = "Install a PyTorch built for CUDA (pytorch.org/get-started), or --device cpu if that is what you want"
         return Finding("device", "cpu; there is an Nvidia GPU that this PyTorch cannot use", "warning", advice)
     return Finding("device", device.type)
+
+
+def sharing(processes: int, served: bool) -> Finding:
+    """The other processes that compute on this machine's card: they take turns on it, unless NVIDIA's MPS has `served`
+    it to them all."""
+    if not processes:
+        return Finding("card", "no other process computes on it")
+    value = f"{processes} other {'process computes' if processes == 1 else 'processes compute'} on it"
+    if served:
+        return Finding("card", f"{value}, side by side (MPS)")
+    advice = "One process a card is quickest. NVIDIA's MPS lets several compute side by side (docs/datacenter.md)"
+    return Finding("card", f"{value}, in turns", "warning", advice)
+
+
+def sharing_card() -> list[Finding]:
+    """The finding about the first CUDA card, where its driver can be asked."""
+    readings = card_readings()
+    if readings is None:
+        return []
+    others = [number for number in readings.processes if number != os.getpid()]
+    served = any(process.info["name"] == MPS_DAEMON for process in psutil.process_iter(["name"]))
+    return [sharing(len(others), served)]
 
 
 def busy(load: float, available: int, threads: int) -> Finding:

@@ -6,7 +6,8 @@ import threading
 import pytest
 import torch
 
-from peer.torch_thread import TorchThread
+from peer import torch_thread as torch_threads
+from peer.torch_thread import Throttle, TorchThread
 
 
 def test_calls_run_one_at_a_time_in_order_on_one_thread_that_is_not_the_loops():
@@ -65,3 +66,32 @@ def test_a_cancelled_call_finishes_before_the_next_begins():
         torch_thread.stop()
 
     asyncio.run(scene())
+
+
+def test_a_throttled_thread_computes_for_its_share_of_the_time_and_gives_each_result_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    now, slept = [0.0], list[float]()
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        now[0] += seconds
+
+    def compute(seconds: float) -> float:
+        now[0] += seconds
+        return now[0]
+
+    monkeypatch.setattr(torch_threads, "monotonic", lambda: now[0])
+    monkeypatch.setattr(torch_threads.time, "sleep", sleep)
+
+    async def scene() -> list[float]:
+        waited = list[None]()
+        thread = TorchThread(1, throttle=Throttle(0.25, lambda: waited.append(None)))
+        try:
+            return [await thread.run(compute, 1.0) for _ in range(3)]
+        finally:
+            thread.stop()
+            assert len(waited) == 3
+
+    assert asyncio.run(scene()) == [1.0, 5.0, 9.0]
+    assert slept == [0.0, 3.0, 3.0]

@@ -1,11 +1,14 @@
 """What a machine is found to be: from itself, and from values that no machine here has."""
 
+import os
 import resource
 from pathlib import Path
 
 import pytest
 import torch
 
+from peer.diagnosis import machine
+from peer.diagnosis.finding import Finding
 from peer.diagnosis.machine import (
     EARLIEST,
     before_joining,
@@ -15,8 +18,11 @@ from peer.diagnosis.machine import (
     disk,
     examine_machine,
     open_files,
+    sharing,
+    sharing_card,
     versions,
 )
+from peer.telemetry.cards import CardReadings
 
 CPU = torch.device("cpu")
 
@@ -80,3 +86,24 @@ def test_before_it_joins_a_peer_is_warned_of_what_doctor_would_warn_of(tmp_path:
     assert before_joining("cpu", now, driver) == []  # its owner wants it so
     monkeypatch.setattr(resource, "getrlimit", lambda which: (256, 256))
     assert before_joining("cpu", 12.0, driver) == [open_files(), clock_finding(12.0)]
+
+
+def test_processes_that_take_turns_on_a_card_are_a_warning_and_side_by_side_they_are_not():
+    assert sharing(0, served=False) == Finding("card", "no other process computes on it")
+    turns = sharing(2, served=False)
+    assert (turns.outcome, turns.value) == ("warning", "2 other processes compute on it, in turns")
+    assert "MPS" in turns.advice
+    assert sharing(1, served=True) == Finding("card", "1 other process computes on it, side by side (MPS)")
+
+
+def test_this_process_is_no_other_on_its_card(monkeypatch: pytest.MonkeyPatch):
+    for processes, value in (
+        ((), "no other"),
+        ((os.getpid(),), "no other"),
+        ((1, os.getpid(), 2), "2 other processes"),
+    ):
+        monkeypatch.setattr(machine, "card_readings", lambda: CardReadings(50.0, None, processes))  # noqa: B023
+        (finding,) = sharing_card()
+        assert finding.value.startswith(value)
+    monkeypatch.setattr(machine, "card_readings", lambda: None)
+    assert sharing_card() == []
