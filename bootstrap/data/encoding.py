@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,8 +20,9 @@ END_OF_TEXT_ID = 0
 ENDS_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<｜end▁of▁sentence｜>", "[SEP]")
 """The tokens that tokenizers use for the end of a text; otherwise the user names it."""
 
-PIECES = re.compile(r".{1,4096}.*?(?=\n\S|\Z)", re.DOTALL)
-"""Pieces of a text of some 4096 characters, cut before a line break that a visible character follows.
+PIECES = re.compile(r".{1,4096}.*?(?=\n\S|(?<=\S) \S|\Z)", re.DOTALL)
+"""Pieces of a text of some 4096 characters, cut before a line break that a visible character follows, or before a space
+between two visible ones.
 
 The byte-level pre-tokenizer separates there too, so the pieces' tokens are the whole text's tokens.
 """
@@ -102,10 +103,18 @@ def read_encoder(path: Path, end_of_text: str | None) -> Encoder:
     return _encoder(tokenizer, file, end_of_text, str(path))
 
 
-def train_encoder(sources: Iterable[DocumentSource], vocabulary: int, most_bad: float) -> Encoder:
+def train_encoder(
+    sources: Iterable[DocumentSource], vocabulary: int, most_bad: float, note: Callable[[int], object] = bool
+) -> Encoder:
     """Byte-level BPE of at most so many ids. Of large text it sees a part: something of each of its files. The share
-    `most_bad` of the records may be unreadable."""
-    tokenizer = train_tokenizer(_sample(list(sources), most_bad), vocabulary)
+    `most_bad` of the records may be unreadable. `note` is called with the characters of each text that is read."""
+
+    def noted() -> Iterator[str]:
+        for text in _sample(list(sources), most_bad):
+            note(len(text))
+            yield text
+
+    tokenizer = train_tokenizer(noted(), vocabulary)
     return _encoder(tokenizer, tokenizer.to_str().encode(), None, "the trained tokenizer")
 
 

@@ -8,8 +8,10 @@ import hashlib
 import json
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +28,9 @@ from protocol.run.run_files import TOKENIZER, token_dtype
 
 SAY_SECONDS = 0.5
 """The interval of progress events, in seconds."""
+
+TRAINING_PROGRESS_SECONDS = 5.0
+"""The interval of progress events while a tokenizer is trained, which says nothing of how far it is, in seconds."""
 
 KEEP_SECONDS = 30.0
 """The interval at which progress is kept on disk, in seconds: a preparation that is stopped loses no more."""
@@ -203,10 +208,32 @@ def _encoder(wanted: PrepareRequest, sources: list[DocumentSource], kept: Path, 
     elif kept.exists():
         return read_encoder(kept, None)
     else:
-        progress(f"training a tokenizer of {wanted.train_tokenizer} tokens", 0, 0)
-        encoder = train_encoder(sources, wanted.train_tokenizer or 0, wanted.most_bad)
+        encoder = _train_encoder(wanted, sources, progress)
     write_atomically(kept, encoder.file)
     return encoder
+
+
+def _train_encoder(wanted: PrepareRequest, sources: list[DocumentSource], progress: PrepareProgress) -> Encoder:
+    """Train a tokenizer in a thread, for which Ctrl-C does not wait: the library heeds no signal for minutes."""
+    doing, started, read = f"training a tokenizer of {wanted.train_tokenizer} tokens", time.monotonic(), 0
+    trained: Future[Encoder] = Future()
+
+    def note(characters: int) -> None:
+        nonlocal read
+        read += characters
+
+    def train() -> None:
+        try:
+            trained.set_result(train_encoder(sources, wanted.train_tokenizer or 0, wanted.most_bad, note))
+        except BaseException as error:
+            trained.set_exception(error)
+
+    progress(doing, 0, 0)
+    threading.Thread(target=train, name="tokenizer", daemon=True).start()
+    while not wait((trained,), timeout=TRAINING_PROGRESS_SECONDS).done:
+        seconds = time.monotonic() - started
+        progress(f"{doing}: {read / 1e6:.0f} million characters read, {seconds:.0f} s so far", 0, 0)
+    return trained.result()
 
 
 def _tokenize(

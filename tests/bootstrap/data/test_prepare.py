@@ -8,6 +8,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
+from bootstrap.data.encoding import PIECES
 from bootstrap.data.prepare import PrepareRequest, prepare_text
 from protocol.errors import FormatError, ResourceError, UserError
 from protocol.run.dataset import DataManifest
@@ -412,3 +415,35 @@ def test_it_begins_anew_where_something_else_is_asked_for_or_what_was_kept_is_da
     assert not [said for said in listener.heard if said.startswith("going on")]
     prepare_text(wanted, tmp_path / "whole", quietly)
     assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+
+
+def test_ctrl_c_does_not_wait_for_the_training_of_a_tokenizer_which_says_how_far_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on, said = threading.Event(), list[str]()
+    monkeypatch.setattr("bootstrap.data.prepare.TRAINING_PROGRESS_SECONDS", 0.05)
+
+    def train(sources: object, vocabulary: int, most_bad: float, note: Callable[[int], object]) -> None:
+        note(3_000_000)
+        goes_on.wait()
+
+    def progress(doing: str, done: int, total: int) -> None:
+        said.append(doing)
+        if len(said) > 1:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("bootstrap.data.prepare.train_encoder", train)
+    texts = write_texts(tmp_path / "texts", 6)
+    with pytest.raises(KeyboardInterrupt):
+        prepare_text(PrepareRequest([str(texts)], train_tokenizer=300), tmp_path / "out", progress)
+    goes_on.set()
+    assert said[0] == "training a tokenizer of 300 tokens"
+    assert said[1].startswith("training a tokenizer of 300 tokens: 3 million characters read, ")
+    assert not (tmp_path / "out").exists()
+
+
+def test_one_long_line_is_cut_between_words() -> None:
+    line = "many words and never a line break " * 2000
+    pieces = PIECES.findall(line)
+    assert "".join(pieces) == line
+    assert max(map(len, pieces)) < 4200
