@@ -21,7 +21,8 @@ FLAGS = {
     "admin revoke": "dir from-round json",
     "admin rewind": "dir json to-round",
     "bootstrap": "announce audit certificate-life closed dashboard data dir dry-run evaluate join json keep-model "
-    "listen log-json mirror revoke trials until-stdin-closes weights",
+    "listen log-json mirror revoke track trials until-stdin-closes "
+    "weights",
     "join": "announce compile data data-cache device dir help-all json listen log-json manifest max-disk max-down "
     "max-memory max-power max-temperature max-up memory metrics precision priority private-mirrors quiet-hours "
     "reach relay stage threads until-stdin-closes",
@@ -39,7 +40,7 @@ FLAGS = {
         "audit balance chaos compression data datacenters device dir groups inner-steps layers memory most-steps "
         "ngrams no-compare optimizer overlap preset report rounds stages step-overlap"
     ),
-    "lab run": "data device dir json report threads weights",
+    "lab run": "data device dir json report threads track weights",
     "plan": "down figure2 json latency measured model overlap teraflops up",
     "export": "evaluate force format json out round threads",
     "sample": "device json seed temperature threads tokens top-p",

@@ -15,6 +15,7 @@ from peer.cli.options import (
     LogJsonOption,
     StdinOption,
     TextOption,
+    TrackOption,
     WeightsOption,
     duration,
     takes,
@@ -148,6 +149,7 @@ class BootstrapOptions:
             "everybody who can reach it.",
         ),
     ] = None
+    track: TrackOption = None
     json: JsonOption = False
     until_stdin_closes: StdinOption = False
 
@@ -176,6 +178,8 @@ def serve_run(options: BootstrapOptions, terminal: "Terminal") -> int:
     from peer.process import exit_code_of, run_command
     from peer.store.home import home, locked, remember
     from peer.store.membership import mirrors_of
+    from peer.telemetry.run_tracking import track_run
+    from peer.telemetry.trackers import library_of
     from protocol.events.activity import Progress, Serving, Warned
     from protocol.manifest import load_manifest
     from protocol.net.ports import require_free
@@ -184,6 +188,8 @@ def serve_run(options: BootstrapOptions, terminal: "Terminal") -> int:
     from protocol.trust.keys import load_or_create
 
     def serve() -> int:
+        if options.track:
+            library_of(options.track)
         where, life = listen_address(options.listen, options.announce or ()), duration(options.life)
         mirrors = _mirrors(options)
         _require_operator(options)
@@ -266,6 +272,9 @@ def serve_run(options: BootstrapOptions, terminal: "Terminal") -> int:
                         view = monitor.view
                         page_of = serve_dashboard(dashboard, view, monitor.until_changed, lambda: render(view()), stop)
                         tasks.create_task(page_of)
+                    if options.track:
+                        followed = monitor.view, monitor.until_changed, terminal.emit, stop
+                        tasks.create_task(track_run(options.track, served, folder, *followed))
                     node = Operator(folder, load_or_create(folder), served)
                     tasks.create_task(emit_state(monitor, terminal.emit, up, stop))
                     if options.evaluate or audits:

@@ -1,13 +1,14 @@
 """`hetpeer lab`: a run in one process."""
 
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from peer.cli.options import DeviceOption, JsonOption, TextOption, ThreadsOption, WeightsOption, terminal
+from peer.cli.options import DeviceOption, JsonOption, TextOption, ThreadsOption, TrackOption, WeightsOption, terminal
 
 
 class RunByDefault(TyperGroup):
@@ -41,6 +42,7 @@ def run(
     device: DeviceOption = "auto",
     threads: ThreadsOption = 1,
     weights: WeightsOption = None,
+    track: TrackOption = None,
     json: JsonOption = False,
 ) -> None:
     """One run, bit for bit as a swarm would train it."""
@@ -53,6 +55,7 @@ def run(
     from peer.lab.reference_run import Lab
     from peer.process import exit_code_of
     from peer.telemetry.run_report import Report
+    from peer.telemetry.trackers import RoundsOfOne, TrackedRun, library_of, tracked_by
     from protocol import manifest as manifests
     from protocol.events.activity import Progress
 
@@ -60,6 +63,8 @@ def run(
 
     def work() -> int:
         torch.set_num_threads(threads or cores())
+        if track:
+            library_of(track)
         manifest = manifests.load_manifest(run_toml)
         noted = Report(manifest)
         with tempfile.TemporaryDirectory(prefix="hetpeer-lab-") as temporary:
@@ -67,7 +72,12 @@ def run(
             folder.mkdir(parents=True, exist_ok=True)
             descriptor = create_run(manifest, folder, data, lambda doing: shown.emit(Progress(doing)), weights)
             swarm = Lab.open(descriptor, folder, find_device(device))
-            with shown.emit.also(noted.listener("lab")):
+            with shown.emit.also(noted.listener("lab")), ExitStack() as tracked:
+                if track:
+                    files = report.parent if report is not None else Path()
+                    run = TrackedRun(manifest.run.name, f"lab-{descriptor.run_id[:12]}", manifest.model_dump(), files)
+                    tracker = tracked.enter_context(tracked_by(track, run))
+                    tracked.enter_context(shown.emit.also(RoundsOfOne(tracker).take))
                 swarm.run(shown.emit)
         if report is not None:
             noted.write(report)

@@ -62,6 +62,13 @@ WeightsOption = Annotated[
     ),
 ]
 
+TrackOption = Annotated[
+    Literal["trackio", "wandb", "tensorboard"] | None,
+    typer.Option(
+        "--track", help="Also log each round to this tracker, by its own library: pip install 'hetpeer[trackio]'."
+    ),
+]
+
 # Computing
 
 DeviceOption = Annotated[Device, typer.Option(help="Where to compute; auto takes the fastest there is.")]
