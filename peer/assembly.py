@@ -23,7 +23,7 @@ from peer.joining import (
 )
 from peer.network import address_changes
 from peer.network.address_changes import AddressChanges, address_fields
-from peer.network.admission import Admitted
+from peer.network.admission import Admitted, glance
 from peer.network.attested import Attested
 from peer.network.bans import Bans
 from peer.network.blob_fetcher import BlobFetcher
@@ -44,7 +44,7 @@ from peer.network.receipt_exchange import CreditService, ReceiptCollector, SeenW
 from peer.network.reporter import Reporter
 from peer.network.snapshot_transfer import SnapshotService
 from peer.network.spot_check_service import SpotCheckService
-from peer.planning.welcome import introduction, what_it_takes
+from peer.planning.welcome import how_far, introduction, pace_of, what_it_takes
 from peer.settings import PeerSettings
 from peer.store.membership import StoredMembership, claim_folder, node_of
 from peer.store.receipt_file import RECEIPTS, KeptReceipts
@@ -53,7 +53,7 @@ from peer.swarm.node import AskNode, Node, Services, Workplace
 from peer.telemetry.status import EventStream
 from peer.torch_thread import Throttle, TorchThread
 from protocol.errors import ResourceError
-from protocol.events.activity import Progress, Warned
+from protocol.events.activity import Notice, Progress, Warned
 from protocol.files import write_atomically
 from protocol.identity import PeerId
 from protocol.limits import PEERS_SHARE
@@ -119,7 +119,10 @@ async def joined(
     warming = tasks.spawn(asyncio.to_thread(warm_up))
     if await asyncio.to_thread(claim_folder, settings.directory, descriptor):
         emit(Warned(f"WARNING: {settings.directory / DESCRIPTOR} was damaged, and is written again: look at the disk"))
-    emit(Progress(introduction(descriptor)))
+    emit(Notice(introduction(descriptor)))
+    view = await glance(settings.ticket) if stored is None else None
+    if view is not None:
+        emit(Notice(how_far(view)))
     choice = await asyncio.to_thread(choose_stages, settings, descriptor, identity, stored, device)
     membership = stored or await register_here(settings, descriptor, identity, choice.stages)
     its_stage = (membership.card.stage,)
@@ -129,9 +132,10 @@ async def joined(
     notice = (
         f"this run keeps up to {size(space.needed)} in {settings.directory}, and never more than {size(space.limit)}"
     )
-    emit(Progress(notice))
-    if takes := what_it_takes(descriptor.manifest, settings.role, membership.card.stage):
-        emit(Progress(takes))
+    emit(Notice(notice))
+    pace = pace_of(view) if view is not None else None
+    if takes := what_it_takes(descriptor.manifest, settings.role, membership.card.stage, pace):
+        emit(Notice(takes))
     moves_to = await asyncio.to_thread(stages_elsewhere, settings, descriptor, membership.card.stage, device)
     async with AsyncExitStack() as opened:  # what is opened last is closed first
         network = await _open(settings, identity, descriptor, membership, opened, emit)

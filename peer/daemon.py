@@ -36,7 +36,7 @@ from peer.swarm.work import follow_and_evaluate, serve_datacenter, serve_stage
 from peer.telemetry.status import EventStream
 from protocol.clock import unix_time
 from protocol.errors import HetpeerError, RefusedError, UnreachableError
-from protocol.events.activity import Paused, PauseEnded, Progress, Warned
+from protocol.events.activity import Notice, Paused, PauseEnded, Progress, Warned
 from protocol.events.event import Listener
 from protocol.net.allowances import pause_after
 from protocol.net.tasks import Children, first_of
@@ -93,7 +93,7 @@ async def run_with_pauses(
                 if stop.is_set() or not leave.is_set():
                     raise
                 what = error if isinstance(error, HetpeerError) else first_error(error)
-                emit(Progress(f"leaving was cut short: {what}"))
+                emit(Notice(f"leaving was cut short: {what}"))
             if stop.is_set() or emit.status.over or not (leave.is_set() or next_stage is not None):
                 return  # it was no pause that has ended it, and no move
             give_memory_back()
@@ -117,7 +117,7 @@ async def change_stage(settings: PeerSettings, stage: int, emit: Listener) -> No
         for file in descriptor.files:
             if file.name not in settings.files(descriptor, stage):
                 (folder / file.name).unlink(missing_ok=True)
-        emit(Progress(f"moved to stage {stage}"))
+        emit(Notice(f"moved to stage {stage}"))
     except HetpeerError as error:
         emit(Warned(f"WARNING: this peer stays at its stage, and cannot move to stage {stage}: {error}"))
 
@@ -178,7 +178,7 @@ async def run_until(
         living = children.spawn(node.discovery.dht.while_alive(ended))
         await first_of(asyncio.wait((living,)), stop.wait())
         if not living.done():
-            emit(Progress("leaving: the inner step ends, and what is done is contributed"))
+            emit(Notice("leaving: the inner step ends, and what is done is contributed"))
             node.leave()
             if insisted is not None:
                 children.spawn(_pass_on(insisted, node))

@@ -34,7 +34,7 @@ from protocol.errors import (
     UnreachableError,
     UserError,
 )
-from protocol.events.activity import Joined, Progress, Warned
+from protocol.events.activity import Joined, Notice, Progress, Warned
 from protocol.events.decisions import Placed
 from protocol.events.event import Listener
 from protocol.identity import PeerId
@@ -71,7 +71,7 @@ async def learn(
                 f"{error}; this peer's certificate ended on {moment(stored.credentials.ends)}, and only a "
                 "bootstrap node can renew it"
             ) from None
-        emit(Progress(f"{error}; going on with what {settings.directory} has of the run"))
+        emit(Notice(f"{error}; going on with what {settings.directory} has of the run"))
         return stored.descriptor, stored
 
 
@@ -85,7 +85,7 @@ async def comes_too_late(settings: PeerSettings, identity: Identity, emit: Liste
     if not rounds or await recall_place(settings, identity) is not None:
         return False
     sentence = f"the run is over: its {rounds} rounds are finished; `hetpeer export` takes its model from who holds it"
-    emit(Progress(sentence))
+    emit(Notice(sentence))
     return True
 
 

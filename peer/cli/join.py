@@ -38,7 +38,7 @@ REPLICA_OPTIONS = "device nproc precision compiled directory listen announce dat
 OBSERVE_OPTIONS = "audit device directory listen announce data stay json"
 """The options that `--help` shows of each; `--help-all` shows all."""
 
-NOT_SETTINGS = ("ticket", "directory", "metrics", "log_json", "json", "until_stdin_closes", "help_all")
+NOT_SETTINGS = ("ticket", "directory", "metrics", "verbose", "log_json", "json", "until_stdin_closes", "help_all")
 """The options that the command itself uses. All others are fields of `PeerSettings`, by the same names."""
 
 
@@ -77,7 +77,7 @@ def serve(role: "Role", options: ServingOptions) -> int:
     from protocol.net.ports import require_free
     from protocol.trust.ticket import find_ticket
 
-    shown = terminal(options.json, options.until_stdin_closes, options.log_json)
+    shown = terminal(options.json, options.until_stdin_closes, options.log_json, options.verbose)
 
     def work() -> int:
         ticket = find_ticket(options.ticket, *ticket_folders(options.directory))
@@ -160,7 +160,7 @@ def watched(terminal: "Terminal", folder: Path, metrics: str | None) -> Iterator
     """
     from peer.compute.capacity import family_bytes
     from peer.telemetry.journal import Journal
-    from protocol.events.activity import Progress
+    from protocol.events.activity import Notice
 
     with ExitStack() as stack:
         emit = terminal.emit
@@ -171,7 +171,7 @@ def watched(terminal: "Terminal", folder: Path, metrics: str | None) -> Iterator
             counting = Metrics(emit.status, family_bytes)
             url = stack.enter_context(served(counting.registry, metrics))
             stack.enter_context(emit.also(counting))
-            emit(Progress(f"metrics for Prometheus are at {url}"))
+            emit(Notice(f"metrics for Prometheus are at {url}"))
         yield terminal
 
 

@@ -242,6 +242,13 @@ class ServingOptions:
             metavar="[HOST:]PORT", help="Serve /metrics for Prometheus there; HOST is 127.0.0.1 if not given."
         ),
     ] = None
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "--verbose",
+            help="Print every line. Without it: one a round, changes of what this peer does, warnings and errors.",
+        ),
+    ] = False
     log_json: LogJsonOption = False
     json: JsonOption = False
     until_stdin_closes: StdinOption = False
@@ -352,8 +359,11 @@ def duration(text: str) -> int:
     return seconds
 
 
-def terminal(json: bool = False, until_stdin_closes: bool = False, log_json: bool = False) -> "Terminal":
-    """The listener of a command's events: a program or the person at the terminal, and a log collector if asked for."""
+def terminal(
+    json: bool = False, until_stdin_closes: bool = False, log_json: bool = False, verbose: bool = True
+) -> "Terminal":
+    """The listener of a command's events: a program or the person at the terminal, who reads all lines if `verbose`;
+    and a log collector if asked for."""
     from peer.process import Terminal, print_json
     from peer.telemetry.status import Status
 
@@ -363,7 +373,7 @@ def terminal(json: bool = False, until_stdin_closes: bool = False, log_json: boo
     else:
         from peer.telemetry.terminal import PeerScreen
 
-        first = PeerScreen(status, plain_errors=not log_json)
+        first = PeerScreen(status, plain_errors=not log_json, verbose=verbose)
     screen = Terminal(first, json, until_stdin_closes, status)
     if log_json:
         from peer.telemetry.journal import LogLines

@@ -224,6 +224,13 @@ async def ask_status(ticket: Ticket) -> View:
     return await _at_a_node(ticket, ask)
 
 
+async def glance(ticket: Ticket) -> View | None:
+    """Ask for the view of the run, for people to see; None: nobody gives it."""
+    with suppress(HetpeerError):
+        return await ask_status(ticket)
+    return None
+
+
 async def read_peers(ticket: Ticket, descriptor: Descriptor) -> Peers:
     """Read what the peers of a run say of themselves now, by a node of its DHT that exists for a moment.
 

@@ -12,7 +12,7 @@ from peer.network.admission import Admitted
 from peer.network.discovery import Discovery
 from protocol.clock import unix_time
 from protocol.errors import HetpeerError
-from protocol.events.activity import CertificateRenewed, Progress
+from protocol.events.activity import CertificateRenewed, Notice, Progress
 from protocol.events.event import Listener
 from protocol.net.allowances import pause_after
 from protocol.net.channels import Credentials
@@ -66,12 +66,12 @@ async def keep_renewing(
                     late += 1
                     pause = pause_after(late, LEAST_PAUSE_SECONDS, MOST_PAUSE_SECONDS)
                     state = "this peer's certificate has ended: nobody new talks to it until it is renewed"
-                emit(Progress(f"{state}, and cannot be renewed: {error}; trying again in {pause:.0f} s"))
+                emit(Notice(f"{state}, and cannot be renewed: {error}; trying again in {pause:.0f} s"))
                 await sleep(pause * random.uniform(0.75, 1.25))
         emit(CertificateRenewed(credentials.ends))
         ended = ended + 1 if credentials.ends <= clock() else 0
         if ended > 1:  # the first may have come while this machine slept
-            emit(Progress("this peer's new certificate has ended by this machine's clock, which must be wrong"))
+            emit(Notice("this peer's new certificate has ended by this machine's clock, which must be wrong"))
         if ended:
             await sleep(pause_after(ended, LEAST_PAUSE_SECONDS, MOST_PAUSE_SECONDS))
 
@@ -81,7 +81,7 @@ async def stand_trial(discovery: Discovery, ask: Ask, emit: Listener) -> None:
     count the trial is over. A node that does not answer is asked again after the next round."""
     if not discovery.record.on_trial:
         return
-    emit(Progress("on trial: the run's operator looks at a first contribution before any of them counts"))
+    emit(Notice("on trial: the run's operator looks at a first contribution before any of them counts"))
     while discovery.record.on_trial:
         asked_after = discovery.record.round
         while discovery.record.round <= asked_after:
@@ -95,7 +95,7 @@ async def stand_trial(discovery: Discovery, ask: Ask, emit: Listener) -> None:
             discovery.signer.card = admitted.signed_card  # and, in the same breath, the record that goes with it
             discovery.update_record(on_trial=False, slot=admitted.card.slot)
     await discovery.publish()
-    emit(Progress("the trial is over: what this peer contributes counts from now on"))
+    emit(Notice("the trial is over: what this peer contributes counts from now on"))
 
 
 async def keep_a_slot(discovery: Discovery, ask: Ask, emit: Listener) -> None:

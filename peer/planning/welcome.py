@@ -1,11 +1,15 @@
-"""The words with which a run introduces itself to who joins: what it makes, whose it is, and what it takes."""
+"""The words with which a run introduces itself to who joins: what it makes, whose it is, how far it is, and what it
+takes. Pure."""
 
 from peer.planning.model import HEADERS_SHARE, work_of
 from protocol.layout import parameter_count
 from protocol.manifest import Manifest
+from protocol.monitor import View
 from protocol.run.run_files import Descriptor
 from protocol.trust.membership_card import Role
-from protocol.wording import millions, size, tail
+from protocol.wording import lasting, millions, printable, size, tail
+
+DAY_SECONDS = 86400
 
 
 def introduction(descriptor: Descriptor) -> str:
@@ -13,22 +17,45 @@ def introduction(descriptor: Descriptor) -> str:
     manifest = descriptor.manifest
     inner, outer = manifest.inner, manifest.outer
     tokens = manifest.tokens_per_step * inner.steps * outer.rounds * manifest.replicas.total
+    counted = f"{tokens / 1e9:,.3g} billion" if tokens >= 1e8 else f"{tokens / 1e6:,.3g} million"
     return (
         f"the run {manifest.run.name} trains a model of {millions(parameter_count(manifest))} parameters on "
-        f"{tokens / 1e9:,.3g} billion tokens of text, in {outer.rounds:,} rounds; its operator is "
-        f"{tail(descriptor.operator)}"
+        f"{counted} tokens of text, in {outer.rounds:,} rounds; its operator is {tail(descriptor.operator)}"
     )
 
 
-def what_it_takes(manifest: Manifest, role: Role, stage: int) -> str:
-    """The part of the run that a peer does, and the traffic that it takes, in a sentence; empty for who only looks."""
+def how_far(view: View) -> str:
+    """The state of the run by its operator's node, and where volunteers are needed, in a sentence."""
+    short = f"; {view.short}" if view.short else ""
+    why = f": it {view.state_why}" if view.state_why else ""
+    match view.state:
+        case "gathering":
+            words = f"it has not begun yet{why}"
+        case "stalled":
+            words = f"it stands still at round {view.round} of {view.rounds}{why}"
+        case _:
+            remaining = f", about {lasting(view.seconds_left)} are left" if view.seconds_left is not None else ""
+            words = f"it is at round {view.round} of {view.rounds}{remaining}"
+    return printable(words + short)
+
+
+def pace_of(view: View) -> float | None:
+    """The seconds of a round, by the operator's node; None: it does not know."""
+    rounds = view.rounds - view.round + 1
+    return view.seconds_left / rounds if view.seconds_left and rounds > 0 else None
+
+
+def what_it_takes(manifest: Manifest, role: Role, stage: int, seconds: float | None = None) -> str:
+    """The part of the run that a peer does, and the traffic that it takes, in a sentence; empty for who only looks.
+    `seconds`: of a round, where that is known."""
     if role == "observer":
         return ""
     rounds, moved = manifest.outer.rounds, bytes_of_a_round(manifest, role, stage)
-    does = f"stage {stage} of {manifest.replicas.stages}" if role == "volunteer" else "a whole replica"
+    does = f"stage {stage} of {manifest.replicas.stages}" if role == "volunteer" else "all stages"
+    a_day = f", about {size(moved * DAY_SECONDS / seconds)} each way a day" if seconds else ""
     return (
-        f"this peer does {does}, and sends {size(moved)} a round and receives as much: {size(rounds * moved)} each way "
-        f"in all {rounds:,} rounds"
+        f"this machine does {does}, and sends {size(moved)} a round and receives as much{a_day}: "
+        f"{size(rounds * moved)} each way in all {rounds:,} rounds"
     )
 
 

@@ -14,8 +14,9 @@ from peer.swarm.rounds.outer_round import OuterLoop
 from peer.swarm.rounds.states import compare_with_all
 from protocol.clock import monotonic, unix_time
 from protocol.errors import HetpeerError
-from protocol.events.activity import Progress, Waiting, Warned
+from protocol.events.activity import Notice, Progress, Warned
 from protocol.events.event import Listener
+from protocol.events.waiting import Waiting
 from protocol.identity import PeerId
 from protocol.net.tasks import Children, wait_at_most
 from protocol.patience import (
@@ -130,7 +131,7 @@ async def stay(outer: OuterLoop) -> None:
     """Stay for those who come late, with the last state, until the owner stops this peer. What others still bring of
     the last rounds goes into it."""
     outer.announce_finish()
-    outer.emit(Progress("staying, for those who come late: this peer holds the run's last state"))
+    outer.emit(Notice("staying, for those who come late: this peer holds the run's last state"))
     while not outer.leaving:
         if not outer.followed.is_settled(outer.last_settled):
             await outer.settle()
@@ -149,7 +150,7 @@ async def ask_whether_over(outer: OuterLoop, ask: AskNode) -> None:
         rounds, comes_new = outer.manifest.outer.rounds, outer.clock == 1 and not outer.contributed
         if not outer.finished and rounds in (word.finished, outer.progress.finished if comes_new else 0):
             outer.mark_run_over()
-            outer.emit(Progress(f"{run_over_words(outer)}: this peer trains no more, and looks for the last state"))
+            outer.emit(Notice(f"{run_over_words(outer)}: this peer trains no more, and looks for the last state"))
 
 
 async def keep_asking_the_node(outer: OuterLoop, ask: AskNode, clock: Callable[[], float] = unix_time) -> None:
@@ -205,7 +206,7 @@ async def take_last_state(outer: OuterLoop, holds: bool = False) -> None:
         await outer.settle()
     else:
         explanation = f"{outer.folder} has the one after round {outer.clock - 1}"
-        outer.emit(Progress(f"{run_over_words(outer)}, and nobody who is there holds the last state; {explanation}"))
+        outer.emit(Notice(f"{run_over_words(outer)}, and nobody who is there holds the last state; {explanation}"))
 
 
 def run_over_words(outer: OuterLoop) -> str:

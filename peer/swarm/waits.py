@@ -5,7 +5,7 @@ wait lasts, from its beginning. Pure."""
 from collections.abc import Collection, Iterable
 
 from peer.swarm.roles import free_volunteers, looking, replicas
-from protocol.events.activity import Waiting
+from protocol.events.waiting import Waiting
 from protocol.identity import Part, PeerId, stage_part
 from protocol.manifest import Manifest
 from protocol.outer.phases import RunView, lacking_parts, target

@@ -25,12 +25,15 @@ from protocol.events.activity import (
     RoundDone,
     Serving,
     StepDone,
-    Waiting,
 )
 from protocol.events.decisions import CaughtUp, EndedEarly, GoalChanged, OnlyHolder, Recalled
 from protocol.events.event import Event, Listener, PeerState
 from protocol.events.group_decisions import MemberRecovered, Released, SlowMember
 from protocol.events.peer_report import ReportedStatus
+from protocol.events.waiting import Waiting
+
+LAST_ROUNDS = 8
+"""The number of rounds from which the time to the run's end is computed."""
 
 RATE_STEPS = 32
 """The number of inner steps from which the tokens a second are computed."""
@@ -87,6 +90,8 @@ class Status(ReportedStatus):
     """The parts whose newest state nobody else here holds, in words; empty: there are none."""
     _steps: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=RATE_STEPS))
     """The ends of the last inner steps, and the tokens of each."""
+    _ends: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=LAST_ROUNDS + 1))
+    """The ends of the last rounds since the peer joined last, each with its number."""
     _stepped: float | None = None
     """The end of the last inner step of this round."""
     _pulsed: float = 0.0
@@ -103,6 +108,21 @@ class Status(ReportedStatus):
         self._follow(event, now)
         self.waits_for = self.waiting.waits_for if self.waiting is not None else ""
         self.tokens_per_second = self._rate() if self.state is PeerState.TRAINING else 0.0
+
+    @property
+    def seconds_a_round(self) -> float | None:
+        """The seconds of a round, by the last ones that this peer has seen end; None: it has seen none."""
+        if len(self._ends) < 2 or self._ends[-1][1] <= self._ends[0][1]:
+            return self.last_round.seconds if self.last_round is not None else None
+        (began, first), (ended, last) = self._ends[0], self._ends[-1]
+        return (ended - began) / (last - first)
+
+    def seconds_left(self, now: float) -> float | None:
+        """The seconds to the end of the run's last round, at the pace of the last rounds; None: not known."""
+        if self.seconds_a_round is None or not self._ends:
+            return None
+        ended, round = self._ends[-1]
+        return max(0.0, (self.rounds - round) * self.seconds_a_round - (now - ended))
 
     def _rate(self) -> float:
         """The tokens a second of the last inner steps."""
@@ -121,6 +141,7 @@ class Status(ReportedStatus):
                 self.joins, self.joined = self.joins + 1, now if self.joined is None else self.joined
                 self.last_step, self.tokens, self.compression = None, 0, 0
                 self.pulse, self._stepped = None, None
+                self._ends.clear()
             case Serving():
                 self.doing = "serving"
             case OnlyHolder(what):
@@ -159,6 +180,7 @@ class Status(ReportedStatus):
                 self._rest(f"it goes on after round {round}")
                 if isinstance(event, RoundDone):
                     self.last_round = event
+                    self._ends.append((now, round))
             case Evaluated(_, loss, plain):
                 self.held_out = loss, plain
             case Credited(round, tokens):

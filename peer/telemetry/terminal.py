@@ -14,19 +14,13 @@ from rich.progress import Progress as Bar
 from rich.table import Column, Table
 from rich.text import Text
 
+from peer.telemetry.plain_lines import PlainLines
 from peer.telemetry.run_report import Report
 from peer.telemetry.status import Status
 from protocol.clock import monotonic
-from protocol.events.activity import (
-    Failed,
-    Finished,
-    Injected,
-    Joined,
-    Progress,
-    Serving,
-    Waiting,
-)
+from protocol.events.activity import Failed, Finished, Injected, Joined, Progress, Serving
 from protocol.events.event import Event, Sink
+from protocol.events.waiting import Waiting
 from protocol.wording import lasting, minutes_and_seconds, since, size, so_many, tail
 
 SPARKS = "▁▂▃▄▅▆▇█"
@@ -99,10 +93,13 @@ class PeerScreen:
     """One daemon: lasting events are lines. On a terminal a status line moves below them, and, once the peer is in its
     run, a live panel."""
 
-    def __init__(self, status: Status, console: Console | None = None, plain_errors: bool = True) -> None:
+    def __init__(
+        self, status: Status, console: Console | None = None, plain_errors: bool = True, verbose: bool = True
+    ) -> None:
         """`status` hears each event before. `plain_errors`: errors go to standard error; else that is for what a
-        program reads there."""
+        program reads there. Without `verbose` there are the lines of `PlainLines` alone."""
         self.status = status
+        self.plain_lines = None if verbose else PlainLines(status)
         self.out = console or Console(highlight=False, soft_wrap=True)
         apart = console is None and plain_errors
         self.errors = Console(stderr=True, highlight=False, soft_wrap=True) if apart else self.out
@@ -114,8 +111,9 @@ class PeerScreen:
             atexit.register(self.close)  # however the process ends, the cursor is shown again
 
     def __call__(self, event: Event) -> None:
-        line = event.words if Sink.TERMINAL in event.sinks else None
-        if line is not None and line != self._said:
+        for line in self._lines(event):
+            if line == self._said:
+                continue
             self._said = line
             if isinstance(event, Failed | Finished | Progress | Serving) and self._spinner is not None:
                 self._spinner.stop()
@@ -132,9 +130,16 @@ class PeerScreen:
                 redirect_stderr=sys.stderr.isatty(),  # above the panel, but what goes elsewhere stays there
             )
             self._panel.start()
-        if event.passing is not None and self._spinner is not None and self._panel is None:
-            self._spinner.update(event.passing)
+        passing = event.passing or (event.words if self.plain_lines is not None and event.plain is None else None)
+        if passing is not None and self._spinner is not None and self._panel is None:
+            self._spinner.update(passing)
             self._spinner.start()
+
+    def _lines(self, event: Event) -> list[str]:
+        """The lines that last of an event."""
+        if self.plain_lines is not None:
+            return self.plain_lines.take(event, self.status.clock())
+        return [event.words] if Sink.TERMINAL in event.sinks and event.words is not None else []
 
     def draw(self) -> Group:
         """The panel as it is now."""

@@ -74,6 +74,13 @@ class Warned(Progress):
     level = "warning"
 
 
+@event(sinks=PRIVATE, plain="{words}")
+class Notice(Progress):
+    """A line of progress for everybody, also without `--verbose`. In JSON it is a `Progress`."""
+
+    name = "Progress"
+
+
 @event(sinks=SHOWN, state=PeerState.WAITING, kept=("peer_id", "role", "stage", "slot"))
 class Joined(Event):
     """This peer has a place in the run."""
@@ -90,6 +97,10 @@ class Joined(Event):
             return None  # there is nobody to join
         where = f" of stage {self.stage}" if self.role == "volunteer" else ""
         return f"Joined as {self.role}{where} (slot {self.slot}): peer {tail(self.peer_id)} at {self.address}"
+
+    @property
+    def plain(self) -> str:
+        return f"Joined the run{f' at stage {self.stage}' if self.role == 'volunteer' else ''}."
 
 
 @event()
@@ -206,21 +217,25 @@ class Credited(Event):
     signers: list[str]
 
 
-@event("Resumed after round {round}, from this peer's own folder.", sinks=SHOWN)
+@event(
+    "Resumed after round {round}, from this peer's own folder.",
+    sinks=SHOWN,
+    plain="Going on after round {round}, where this machine stopped.",
+)
 class Resumed(Event):
     """This peer took up its work where its folder had it: after outer round `round`."""
 
     round: Whole
 
 
-@event("Paused {reason}.", sinks=SHOWN, state=PeerState.PAUSED)
+@event("Paused {reason}.", sinks=SHOWN, state=PeerState.PAUSED, plain="{words}")
 class Paused(Event):
     """This peer has left its group and the swarm, and computes and serves nothing."""
 
     reason: ShortText
 
 
-@event("The pause is over: going on.", sinks=SHOWN, state=PeerState.STARTING)
+@event("The pause is over: going on.", sinks=SHOWN, state=PeerState.STARTING, plain="{words}")
 class PauseEnded(Event):
     """A paused peer goes on, from its folder."""
 
@@ -268,47 +283,6 @@ class Refused(Event):
     reason: ShortText
 
 
-@event(sinks=PRIVATE, cause="{until}")
-class Waiting(Event):
-    """This peer waits from now on for `what` it cannot do itself. `until`: what ends the wait, in words. So many are
-    `here` of those `needed`; 0 and 0: they are not counted. It lasts `most_seconds`; None: as long as the swarm lacks
-    them. `round`: the one whose end ends the wait; 0: none does. `brief`: it belongs to every round, and has not lasted
-    long: no log keeps it."""
-
-    what: str
-    until: str = ""
-    here: int = 0
-    needed: int = 0
-    most_seconds: float | None = None
-    round: int = 0
-    brief: bool = False
-
-    @property
-    def waits_for(self) -> str:
-        """The wait, and what ends it: the words without the verb."""
-        return f"{self.what}: {self.until}" if self.until else self.what
-
-    @property
-    def level(self) -> Level:
-        return "debug" if self.brief else "info"
-
-    @property
-    def words(self) -> str | None:
-        return None if self.brief else f"Waits for {self.waits_for}"
-
-    @property
-    def passing(self) -> str | None:
-        return f"waits for {self.waits_for}" if self.brief else None
-
-    def goes_on(self, before: "Waiting | None") -> bool:
-        """Whether it is the wait `before`, perhaps with other numbers: with the same end, or for the same."""
-        return (
-            before is not None
-            and before.round == self.round
-            and (before.until == self.until or before.what == self.what)
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class DeviceReadings:
     """The readings of the sensors of a peer's machine, in degrees Celsius and percent; None: not known. Each field is
@@ -344,7 +318,7 @@ class Pulse(Event):
         return replace(self, **{name: max(0, getattr(self, name) - getattr(before, name)) for name in names})
 
 
-@event("Finished: {rounds} rounds.", state=PeerState.FINISHED)
+@event("Finished: {rounds} rounds.", state=PeerState.FINISHED, plain="{words}")
 class Finished(Event):
     """The run is over for this peer, and `digests` are those of the final state (part → hex)."""
 

@@ -16,7 +16,7 @@ from protocol.events.fields import (
 from protocol.wording import so_many, tail
 
 
-@event("Why here: {reason}.", kept=("rounds", "inner_steps"))
+@event("Why here: {reason}.", kept=("rounds", "inner_steps"), plain="{words}")
 class Placed(Event):
     """This peer's slot in a run of so many rounds of so many inner steps, and why it has that one."""
 
@@ -75,13 +75,17 @@ class EndedEarly(Event):
     reason: ShortText
 
 
-@event("Waiting no longer in round {round} for {without!t}: {reason}.", level="warning")
+@event("Waiting no longer in round {round} for {without!t}: {reason}.", level="warning", plain="")
 class WentOn(Event):
     """This peer waits no longer for what others (`without`) should have contributed to a round. It may still count."""
 
     round: Whole
     without: PeerNames
     reason: ShortText
+
+
+IDLE = "it did no inner step of its own in it, as a spare does none; until it does one, this is not said again"
+"""The reason for which nothing of a peer counts that had nothing to do."""
 
 
 @event("Nothing of this peer counts in round {round} ({parts!l}): {reason}.", level="warning", sinks=SHOWN)
@@ -91,6 +95,10 @@ class NotCounted(Event):
     round: Whole
     parts: PartNames
     reason: ShortText
+
+    @property
+    def plain(self) -> str | None:
+        return None if self.reason == IDLE else self.words  # the line on its wait has said that it is a spare
 
 
 @event("This peer's contribution to round {round} counts after all ({parts!l}).")
@@ -131,7 +139,7 @@ class Adopted(Event):
         return f"{past}: the state after round {self.round} is the word of {so_many(self.peers, 'peer')}."
 
 
-@event(sinks=PRIVATE)
+@event(sinks=PRIVATE, plain="{words}")
 class Recalled(Event):
     """The work before this start that receipts in this peer's folder prove: tokens in so many `rounds`; of the recent
     ones, to which more may come, (round, tokens) each, and of all older ones together."""
@@ -225,7 +233,7 @@ class Suspected(Event):
     since: Whole = 0
 
 
-@event()
+@event(plain="{words}")
 class OnlyHolder(Event):
     """The finding that nobody else here holds the newest state of `what`, parts in words; empty: others hold all."""
 

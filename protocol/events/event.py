@@ -91,6 +91,7 @@ class Event:
     sinks: ClassVar[Sink] = REPORTED
     _level: ClassVar[Level] = "info"
     _template: ClassVar[str | None] = None
+    _plain: ClassVar[str | None] = None
     _cause: ClassVar[str] = ""
     state: ClassVar[PeerState | None] = None
     kept: ClassVar[tuple[str, ...]] = ()
@@ -109,6 +110,14 @@ class Event:
     def words(self) -> str | None:
         """The event as a line worth keeping; None for what only passes by."""
         return None if self._template is None else _WORDS.format(self._template, self)
+
+    @property
+    def plain(self) -> str | None:
+        """The event as a line for a person who has not asked for all lines (`--verbose`); None: that person reads none.
+        Warnings and errors are for everybody."""
+        if self._plain is not None:
+            return _WORDS.format(self._plain, self) or None
+        return self.words if self.level in ("warning", "error") else None
 
     @property
     def passing(self) -> str | None:
@@ -137,15 +146,17 @@ def event(
     cause: str = "",
     state: PeerState | None = None,
     kept: tuple[str, ...] = (),
+    plain: str | None = None,
 ) -> Callable[[type[EventClass]], type[EventClass]]:
     """Make a class of events: frozen, of this level and these sinks, and known by its name. `words`: the line worth
     keeping, with fields in braces; None: the class has a property for it, or there is none. `cause`: the reason,
     likewise; empty: the field `reason`, if there is one. `state`: the peer's from then on; it then waits for nothing.
-    `kept`: the fields whose values the peer's status takes over."""
+    `kept`: the fields whose values the peer's status takes over. `plain`: the line without `--verbose`, likewise;
+    empty: none; None: the words, if it is a warning or an error."""
 
     def register(declared: type[EventClass]) -> type[EventClass]:
         declared._template, declared._cause, declared._level, declared.sinks = words, cause, level, sinks
-        declared.state, declared.kept = state, kept
+        declared.state, declared.kept, declared._plain = state, kept, plain
         kind = dataclass(frozen=True, slots=True)(declared)
         EVENT_TYPES.setdefault(kind.__dict__.get("name", kind.__name__), kind)
         return kind

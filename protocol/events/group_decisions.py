@@ -63,6 +63,15 @@ class SlowMember(Event):
     or_further: bool = False
 
     @property
+    def plain(self) -> str | None:
+        if self.reason != THIS_PEER:
+            return None  # its own owner reads it
+        return (
+            f"This machine is slower than before: a step takes {self.seconds:.2g} s, and took {self.usual:.2g} s. It "
+            "or its line is busy with something else, or it is hot."
+        )
+
+    @property
     def finding(self) -> str:
         """The slow member, and by how much it is slow, in words."""
         further = ", or one behind it," if self.or_further else ""
@@ -79,7 +88,7 @@ class MemberRecovered(Event):
     stage: Whole
 
 
-@event("{reason!c}.", level="warning", sinks=SHOWN)
+@event("{reason!c}.", level="warning", sinks=SHOWN, plain="")
 class MemberReplaced(Event):
     """This peer lets a slow neighbour go, to try a free volunteer of its stage. Nobody avoids the slow one for it."""
 

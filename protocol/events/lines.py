@@ -9,13 +9,13 @@ from typing import Any, get_args, get_origin, get_type_hints
 from pydantic import TypeAdapter
 from pydantic_core import to_json
 
-from protocol.events import activity, decisions, group_decisions
+from protocol.events import activity, decisions, group_decisions, waiting
 from protocol.events.event import EVENT_TYPES, Event, Sink
 from protocol.events.fields import MOST_LISTED, MOST_TEXT
 
 __all__ = ["EVENT_TYPES", "event_of", "from_line", "reported_event", "row_of", "to_line", "to_plain"]
 
-MODULES = activity, decisions, group_decisions
+MODULES = activity, decisions, group_decisions, waiting
 """The modules that have events: importing them makes these known."""
 
 

@@ -54,7 +54,7 @@ def test_the_four_terminals_of_the_readme_finish_the_run(tmp_path: Path):
             assert peer.returncode == 0, said + errors
             assert errors == ""
             assert "Finished: 2 rounds." in said
-        assert "Held-out loss after round 2" in said
+        assert "Round 2 of 2: helped with" in said
         operator.send_signal(signal.SIGINT)
         said, errors = operator.communicate(timeout=30)
         assert (operator.returncode, errors) == (130, "")

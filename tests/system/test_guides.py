@@ -93,7 +93,7 @@ def test_the_operators_and_the_volunteers_first_commands_finish_a_run(tmp_path: 
         assert "stage 2" in done(command("volunteer.md", "doctor"))
         for options in ((), ("--stage", "--quiet-hours"), ("--listen", "--announce")):
             peers.append(terminal(command("volunteer.md", "join", *options)))
-            line_of(peers[-1], lambda line: line.startswith("Joined as volunteer"))
+            line_of(peers[-1], lambda line: line.startswith("Joined the run"))
         for peer in peers:
             said, errors = peer.communicate(timeout=SECONDS)
             assert (peer.returncode, errors) == (0, ""), said

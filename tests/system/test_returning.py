@@ -6,8 +6,9 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from protocol.events.activity import Joined, Progress, RoundDone, Serving, StepDone, Waiting
+from protocol.events.activity import Joined, Progress, RoundDone, Serving, StepDone
 from protocol.events.decisions import CaughtUp
+from protocol.events.waiting import Waiting
 from tests.reference.forked import hetpeer
 from tests.reference.processes import TEXT, Peer
 

@@ -19,8 +19,8 @@ from protocol.events.activity import (
     Resumed,
     RoundDone,
     Serving,
-    Waiting,
 )
+from protocol.events.waiting import Waiting
 from protocol.trust.keys import load_or_create
 from tests.reference.processes import RUN, TEXT, Peer, hetpeer
 

@@ -8,8 +8,9 @@ import re
 from collections.abc import Iterable
 from typing import Literal
 
-from protocol.events.activity import Contributed, Finished, Joined, RoundDone, Waiting
+from protocol.events.activity import Contributed, Finished, Joined, RoundDone
 from protocol.events.decisions import NotCounted
+from protocol.events.waiting import Waiting
 from protocol.identity import contributes_to
 from tests.world.owners import Owner, Process
 from tests.world.schedule import Fault, Kind, Member, Schedule

@@ -19,10 +19,10 @@ from protocol.events.activity import (
     Progress,
     RoundDone,
     StepDone,
-    Waiting,
 )
 from protocol.events.decisions import Placed
 from protocol.events.event import Event
+from protocol.events.waiting import Waiting
 from protocol.manifest import Manifest
 from protocol.monitor import View
 from tests.reference.small_manifest import small_manifest

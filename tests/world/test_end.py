@@ -5,8 +5,9 @@ import shutil
 from bootstrap.admission.admission_policy import OBSERVER_FOLDER
 from peer import pausing
 from peer.export.collected import bring_up_to_date, collect
-from protocol.events.activity import Contributed, Finished, Progress, RoundDone, Waiting
+from protocol.events.activity import Contributed, Finished, Progress, RoundDone
 from protocol.events.decisions import CaughtUp
+from protocol.events.waiting import Waiting
 from protocol.patience import SETTLE_PATIENCE_SECONDS
 from tests.world import test_cases
 from tests.world.loop import in_host

@@ -1,8 +1,9 @@
 """Volunteers for whom groups have no seat, while another stage is short: in virtual time."""
 
 from peer.swarm.surplus import SURPLUS_SECONDS
-from protocol.events.activity import Contributed, Finished, HandedOver, Inherited, Joined, Progress, Waiting
+from protocol.events.activity import Contributed, Finished, HandedOver, Inherited, Joined, Progress
 from protocol.events.decisions import Left
+from protocol.events.waiting import Waiting
 from tests.world import test_cases
 from tests.world.owners import Owner
 from tests.world.properties import at_the_end

@@ -11,7 +11,7 @@ from peer.swarm.group.stage_round import STEP_POLL_SECONDS, LeavingError
 from peer.swarm.group.stage_runner import StageRunner, StateEnd
 from peer.swarm.rounds import round_policy
 from protocol.codec.seating import AnswerFrame, OfferFrame, unpack_offer
-from protocol.events.activity import Waiting
+from protocol.events.waiting import Waiting
 from protocol.identity import EMBEDDING, PeerId
 from protocol.net.tasks import Children
 from protocol.patience import FURTHER_STAGE_SECONDS

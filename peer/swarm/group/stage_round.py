@@ -28,8 +28,9 @@ from protocol.clock import monotonic
 from protocol.codec.frames import FrameRules
 from protocol.codec.spot_check import group_digest
 from protocol.errors import LostMemberError
-from protocol.events.activity import StepDone, Waiting
+from protocol.events.activity import StepDone
 from protocol.events.decisions import EndedEarly
+from protocol.events.waiting import Waiting
 from protocol.identity import EMBEDDING, PeerId
 from protocol.net.blobs import BlobService
 from protocol.outer.data_plan import Spans

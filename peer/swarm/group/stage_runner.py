@@ -34,8 +34,9 @@ from protocol.codec.seating import (
     unpack_start,
 )
 from protocol.errors import HetpeerError, LostMemberError, PeerError
-from protocol.events.activity import GroupBroken, GroupFormed, Waiting
+from protocol.events.activity import GroupBroken, GroupFormed
 from protocol.events.group_decisions import Dismissed, MemberChanged, Released
+from protocol.events.waiting import Waiting
 from protocol.identity import PeerId
 from protocol.net.tasks import Children
 

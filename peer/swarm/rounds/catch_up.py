@@ -15,7 +15,7 @@ from peer.swarm.rounds.states import (
     vouchers_needed,
 )
 from protocol.errors import UnreachableError
-from protocol.events.activity import Progress, Resumed
+from protocol.events.activity import Notice, Progress, Resumed
 from protocol.events.decisions import CaughtUp
 from protocol.identity import Part
 from protocol.net.tasks import wait_at_most
@@ -184,7 +184,7 @@ async def _take_contributions(outer: OuterLoop, shared: Collection[Part], goal: 
         intake.catch_up(part, goal, needed, least)
     outer.reconciler.witnesses.catch_up_with(goal)
     if goal >= outer.clock:
-        outer.emit(Progress(f"catching up with round {goal}"))
+        outer.emit(Notice(f"catching up with round {goal}"))
     for _ in range(REQUESTS_AN_ATTEMPT):
         await compare_with_all(outer)
         if all(map(intake.caught_up, shared)):

@@ -22,8 +22,9 @@ from peer.swarm.rounds.round_policy import Pace, RoundArrivals
 from peer.swarm.rounds.workload import Workload
 from protocol.clock import monotonic
 from protocol.codec.contribution import contribution_digest as sha256_of
-from protocol.events.activity import Contributed, Finished, Waiting
+from protocol.events.activity import Contributed, Finished
 from protocol.events.event import Listener
+from protocol.events.waiting import Waiting
 from protocol.identity import ContributionName, Part
 from protocol.manifest import Manifest
 from protocol.outer.data_plan import Spans, first_chunks

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from peer.swarm.rounds.parts import FollowedPart
-from protocol.events.decisions import Counted, NotCounted, WentOn
+from protocol.events.decisions import IDLE, Counted, NotCounted, WentOn
 from protocol.events.event import Listener
 from protocol.identity import ContributionName, Part, PeerId
 from protocol.trust.records import PeerRecord
@@ -15,7 +15,6 @@ Parts = Mapping[Part, FollowedPart]
 MOST_VERDICTS = 256
 """The number of verdicts that are remembered: more than there are open rounds and parts that a peer authors."""
 
-IDLE = "it did no inner step of its own in it, as a spare does none; until it does one, this is not said again"
 ON_TRIAL = "it is on trial, and the run's operator has not let its contributions count yet"
 REVOKED = "the run's operator has taken its contributions out"
 VOID = "two contributions of its name are known, which void each other"

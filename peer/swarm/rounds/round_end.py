@@ -10,7 +10,8 @@ from peer.swarm.rounds.outer_round import OuterLoop
 from peer.swarm.rounds.round_policy import RoundSeen
 from peer.swarm.rounds.round_view import awaited_authors, see_round
 from protocol.clock import monotonic
-from protocol.events.activity import RoundDone, Waiting
+from protocol.events.activity import RoundDone
+from protocol.events.waiting import Waiting
 from protocol.identity import EMBEDDING
 from protocol.patience import LOGGED_WAIT_SECONDS, LOST_STATE_SECONDS
 

@@ -14,10 +14,19 @@ from peer.swarm.rounds.own_credit import TOO_LATE
 from peer.swarm.rounds.round_end import finish_round
 from peer.telemetry.journal import Journal
 from peer.telemetry.status import EventStream, Status
-from protocol.events.activity import Contributed, Failed, GroupBroken, GroupFormed, Joined, RoundDone, StepDone, Waiting
+from protocol.events.activity import (
+    Contributed,
+    Failed,
+    GroupBroken,
+    GroupFormed,
+    Joined,
+    RoundDone,
+    StepDone,
+)
 from protocol.events.decisions import Counted, EndedEarly, NotCounted, WentOn
 from protocol.events.event import Event
 from protocol.events.group_decisions import Dismissed
+from protocol.events.waiting import Waiting
 from protocol.identity import RunId
 from protocol.trust.ticket import Ticket
 from tests.peer.swarm.rounds.test_outer_round import BAD, honest, play, publish

@@ -20,11 +20,11 @@ from protocol.events.activity import (
     Refused,
     RoundDone,
     StepDone,
-    Waiting,
 )
 from protocol.events.decisions import EndedEarly, Left, WentOn
 from protocol.events.event import Event, PeerState
 from protocol.events.peer_report import BATCH_BYTES, PeerReport, ReportedStatus, unpack_report
+from protocol.events.waiting import Waiting
 from tests.reference.admitted import contacts, identity
 from tests.reference.watched import MANIFEST, Watched
 

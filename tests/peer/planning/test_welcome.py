@@ -1,9 +1,10 @@
 """What a newcomer is told of the run that it joins."""
 
 from peer.planning.model import HEADERS_SHARE, work_of
-from peer.planning.welcome import bytes_of_a_round, introduction, what_it_takes
+from peer.planning.welcome import bytes_of_a_round, how_far, introduction, pace_of, what_it_takes
 from protocol.identity import PeerId
 from protocol.manifest import Manifest, check_manifest
+from protocol.monitor import View
 from protocol.run.run_files import descriptor_of
 from protocol.wording import size
 
@@ -35,6 +36,31 @@ def test_a_datacenter_sends_contributions_alone_and_an_observer_nothing_of_its_o
     ours = manifest()
     parts = sum(work_of(ours, stage=stage).contribution for stage in range(4))
     assert bytes_of_a_round(ours, "datacenter", -1) == 2 * parts / (1 - HEADERS_SHARE)
-    assert "a whole replica" in what_it_takes(ours, "datacenter", -1)
+    assert "all stages" in what_it_takes(ours, "datacenter", -1)
     assert what_it_takes(ours, "observer", -1) == ""
     assert bytes_of_a_round(manifest(groups=0, datacenters=1), "datacenter", -1) == 0
+
+
+def view(**fields: object) -> View:
+    nobody = {"peers": [], "groups": [], "history": [], "log": [], "tokens": 0, "tokens_per_second": 0.0}
+    run = {"run_id": "ab" * 32, "now": 0.0, "started": 0.0, "stages": 4, "replicas": 3, "rounds": 100, "round": 12}
+    return View.model_validate(nobody | run | {"inner_steps": 50, "compression": 8, "state": "training"} | fields)
+
+
+def test_a_newcomer_reads_how_far_the_run_is_how_long_it_goes_on_and_where_it_lacks_volunteers():
+    assert how_far(view(seconds_left=89 * 3600.0)) == "it is at round 12 of 100, about 3.7 days are left"
+    assert how_far(view(short="stage 2 is short")) == "it is at round 12 of 100; stage 2 is short"
+    gathering = view(state="gathering", state_why="waits for 1 datacenter (0 of 1)")
+    assert how_far(gathering) == "it has not begun yet: it waits for 1 datacenter (0 of 1)"
+    stalled = view(state="stalled", state_why="no replica is complete")
+    assert how_far(stalled).startswith("it stands still at round 12 of 100")
+    assert "\x1b" not in how_far(view(short="\x1b[2J"))
+
+
+def test_the_traffic_of_a_day_is_told_where_the_pace_of_the_run_is_known():
+    ours, pace = manifest(), pace_of(view(seconds_left=89 * 3600.0))
+    assert pace == 3600.0
+    said = what_it_takes(ours, "volunteer", 1, pace)
+    assert f"about {size(24 * bytes_of_a_round(ours, 'volunteer', 1))} each way a day" in said
+    assert pace_of(view()) is None
+    assert "a day" not in what_it_takes(ours, "volunteer", 1, None)

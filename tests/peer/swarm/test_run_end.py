@@ -19,7 +19,8 @@ from peer.swarm.run_end import (
 )
 from protocol.codec.contribution import contribution_digest
 from protocol.errors import UnreachableError
-from protocol.events.activity import Contributed, Finished, Progress, Waiting
+from protocol.events.activity import Contributed, Finished, Progress
+from protocol.events.waiting import Waiting
 from protocol.identity import EMBEDDING
 from protocol.monitor import NodeWord
 from protocol.trust.proofs import sign_contribution

@@ -17,12 +17,12 @@ from protocol.events.activity import (
     RoundDone,
     Serving,
     StepDone,
-    Waiting,
     Warned,
 )
 from protocol.events.decisions import Avoided, NotCounted
 from protocol.events.event import Event
 from protocol.events.fields import MOST_TEXT
+from protocol.events.waiting import Waiting
 
 ROOT = Path(__file__).parents[3]
 DONE = RoundDone(3, 2.0, 1024, {"embedding": 2}, {"embedding": "ab"}, 0, 0)

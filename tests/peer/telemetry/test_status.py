@@ -19,11 +19,11 @@ from protocol.events.activity import (
     Resumed,
     RoundDone,
     StepDone,
-    Waiting,
 )
 from protocol.events.decisions import CaughtUp, Left, Recalled
 from protocol.events.event import Event
 from protocol.events.group_decisions import NOBODY_FREE, CompressionChosen, MemberRecovered, SlowMember
+from protocol.events.waiting import Waiting
 
 
 def after(*events: Event) -> Status:

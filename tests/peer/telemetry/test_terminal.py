@@ -30,10 +30,10 @@ from protocol.events.activity import (
     Pulse,
     RoundDone,
     StepDone,
-    Waiting,
 )
 from protocol.events.decisions import Audited, Placed, Recalled, SpotChecked, Suspected, Tried
 from protocol.events.event import Event
+from protocol.events.waiting import Waiting
 from tests.peer.telemetry.test_run_report import report
 
 EVENTS = [

@@ -11,13 +11,13 @@ from protocol.events.activity import (
     Refused,
     RoundDone,
     StepDone,
-    Waiting,
     Warned,
 )
 from protocol.events.decisions import Audited, Resynchronised, SpotChecked, Suspected, Tried
 from protocol.events.event import Event
 from protocol.events.group_decisions import CompressionChosen, MemberReplaced
 from protocol.events.lines import from_line, to_line
+from protocol.events.waiting import Waiting
 
 EVENTS = [
     Credited(3, 4096, ["QmBefore", "QmBehind"]),
