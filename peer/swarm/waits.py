@@ -4,8 +4,9 @@ wait lasts, from its beginning. Pure."""
 
 from collections.abc import Collection, Iterable
 
+from peer.swarm.departures import Departures
 from peer.swarm.roles import free_volunteers, looking, replicas
-from protocol.events.waiting import Waiting
+from protocol.events.waiting import Spare, Waiting
 from protocol.identity import Part, PeerId, stage_part
 from protocol.manifest import Manifest
 from protocol.outer.phases import RunView, lacking_parts, target
@@ -22,26 +23,29 @@ def for_the_beginning(peers: Peers, manifest: Manifest) -> Waiting:
     """The wait of a peer for the run to begin: until all replicas of the manifest have formed, or `run.gather` seconds
     after the first has. It names what is missing: "1 datacenter (0 of 1) and 1 volunteer of stage 1 (1 of 2)"."""
     planned, formed = manifest.replicas, len(replicas(peers))
-    what = " and ".join(missing_peers(peers, planned)) or f"the other replicas to form ({formed} of {planned.total})"
+    lacking = " and ".join(missing_peers(peers, planned))
+    what = lacking or f"the other copies of the model ({formed} of {planned.total} complete)"
     if planned.total == 1:
-        return Waiting(what, "the run begins when its replica is there", formed, 1)
-    ends = f"all {planned.total} replicas are there, or {lasting(manifest.run.gather)} after the first is"
+        return Waiting(lacking or "the stages to meet", "the run begins then", formed, 1)
+    ends = f"all {planned.total} copies of the model are complete, or {lasting(manifest.run.gather)} after the first is"
     return Waiting(what, f"the run begins when {ends}", formed, planned.total)
 
 
-def for_members(peers: Peers, me: PeerRecord, manifest: Manifest, begun: bool, missing: Collection[int]) -> Waiting:
+def for_members(
+    peers: Peers, me: PeerRecord, manifest: Manifest, begun: bool, missing: Collection[int], departures: Departures
+) -> Waiting:
     """The wait of a peer, `me`, whose group has nobody at the `missing` stages: for volunteers of these; as a spare, if
     it is of the first stage and other groups have all of these; or for the beginning of a run that has not `begun`."""
-    if not me.stage and (spare := _as_spare(peers, me, manifest, begun)):
+    if not me.stage and (spare := _as_spare(peers, me, manifest, begun, departures)):
         return spare
     return _for_stages(peers, manifest, missing, me.round) if begun else for_the_beginning(peers, manifest)
 
 
-def for_a_seat(peers: Peers, me: PeerRecord, manifest: Manifest, begun: bool) -> Waiting:
+def for_a_seat(peers: Peers, me: PeerRecord, manifest: Manifest, begun: bool, departures: Departures) -> Waiting:
     """The wait of a volunteer of a later stage without a group, `me`: as a spare, if others of its stage have all
     seats; for the beginning of a run that has not `begun`; for a stage that nobody serves; or else for a call of the
     stage before, which invites it into a group."""
-    if spare := _as_spare(peers, me, manifest, begun):
+    if spare := _as_spare(peers, me, manifest, begun, departures):
         return spare
     if not begun:
         return for_the_beginning(peers, manifest)
@@ -206,10 +210,11 @@ def surplus_of(stage: int, short: int) -> str:
     return f"stage {stage} has more volunteers than groups can use, and stage {short} is short"
 
 
-def _as_spare(peers: Peers, me: PeerRecord, manifest: Manifest, begun: bool) -> Waiting | None:
+def _as_spare(peers: Peers, me: PeerRecord, manifest: Manifest, begun: bool, departures: Departures) -> Spare | None:
     """The wait of a volunteer without a group, `me`, as a spare; None: it is not a spare. It is one if others have all
     seats of its stage, or if the run has `begun` and another stage is short of volunteers. A stage has as many seats as
-    groups can form, by the run's plan and by the volunteers of the scarcest other stage."""
+    groups can form, by the run's plan and by the volunteers of the scarcest other stage. `departures` say how soon one
+    may become free."""
     counts, groups = volunteers_by_stage(peers, manifest.replicas.stages), manifest.replicas.groups
     others = {stage: count for stage, count in counts.items() if stage != me.stage}
     scarce = min(others, key=lambda stage: others[stage]) if others else me.stage
@@ -232,8 +237,9 @@ def _as_spare(peers: Peers, me: PeerRecord, manifest: Manifest, begun: bool) -> 
     elif counts[scarce] < needed:
         why = f"stage {scarce} has {so_many(counts[scarce], 'volunteer')}, {needed} are needed"
     else:
-        why = f"every group is complete, and it takes the next free seat of stage {me.stage}"
-    return Waiting("a seat in a group; this peer is a spare", why, seated, seated + 1)
+        outlook = departures.outlook(max(1, counts[me.stage] - seated), manifest.outer.rounds - me.round)
+        why = f"every group is complete, and it takes the next free seat of stage {me.stage}; {outlook}"
+    return Spare("a seat in a group; this peer is a spare", why, seated, seated + 1)
 
 
 def _names(peers: Iterable[PeerId]) -> str:

@@ -282,7 +282,9 @@ def waits_for(owner: Owner) -> str:
 def test_a_group_at_the_start_is_told_which_replica_is_missing(world: MakeWorld):
     run = world(replicas={"groups": 1, "datacenters": 1})
     group = [join(run, f"stage-{each}", "volunteer", each) for each in range(2)]
-    beginning = "1 datacenter (0 of 1): the run begins when all 2 replicas are there, or 60 s after the first is"
+    beginning = (
+        "1 datacenter (0 of 1): the run begins when all 2 copies of the model are complete, or 60 s after the first is"
+    )
     assert run.run_until(lambda: all(waits_for(each) == beginning for each in group), 20), list(map(waits_for, group))
     run.run_for(5.0)
     since = [each.process.status.waits_since for each in group if each.process]
@@ -298,7 +300,7 @@ def test_a_run_that_has_gathered_begins_with_one_replica_and_others_find_it_unde
     run = world(run={"gather": 20}, replicas={"groups": 1, "datacenters": 1}, inner={"steps": 20})
     center = join(run, "center", "datacenter")
     missing = "1 volunteer of stage 0 (0 of 1) and 1 volunteer of stage 1 (0 of 1)"
-    wait = f"{missing}: the run begins when all 2 replicas are there, or 20 s after the first is"
+    wait = f"{missing}: the run begins when all 2 copies of the model are complete, or 20 s after the first is"
     assert run.run_until(lambda: waits_for(center) == wait, 20), waits_for(center)
     since = run.loop.now
     assert run.run_until(lambda: bool(told(center, StepDone)), 30), waits_for(center)

@@ -42,8 +42,9 @@ class LaterStage(StageRunner):
         """Leave the telling to the first stage."""
 
     def _wait_for_a_group(self) -> Waiting:
-        outer = self.outer
-        return waits.for_a_seat(outer.discovery.peers(), outer.discovery.record, outer.manifest, outer.begun)
+        outer, peers, me = self.outer, self.outer.discovery.peers(), self.outer.discovery.record
+        self.departures.look(peers, me)
+        return waits.for_a_seat(peers, me, outer.manifest, outer.begun, self.departures)
 
     # Rounds
 

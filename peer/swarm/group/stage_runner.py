@@ -14,6 +14,7 @@ from typing import Any
 from peer.network.duplex import BreachError
 from peer.network.group import Attempt, Link
 from peer.swarm import waits
+from peer.swarm.departures import Departures
 from peer.swarm.group.agreement import Agreed, SilentError, Start, receive_in_time
 from peer.swarm.group.inner_step import Source, StepTaken
 from peer.swarm.group.plan import better_group
@@ -66,6 +67,7 @@ class StageRunner(ABC):
         self.seats = seats
         self.spot_checks = spot_checks
         self.slow_members = SlowMembers(stage_round.outer, seats)
+        self.departures = Departures()
         self.failures = 0
         self.agreed_members: tuple[PeerId, ...] = ()
         """The members that have agreed on a round last; empty: none, or their group is broken."""
@@ -385,10 +387,11 @@ class StageRunner(ABC):
         outer, peers, me = self.outer, self.outer.discovery.peers(), self.outer.discovery.record
         if outer.lost_state:
             return outer.lost_state
+        self.departures.look(peers, me)
         missing = range(me.stage + len(self.seats.members), outer.manifest.replicas.stages)
         if not missing:
             return self._wait_for_its_group()
-        return waits.for_members(peers, me, outer.manifest, outer.begun, missing)
+        return waits.for_members(peers, me, outer.manifest, outer.begun, missing, self.departures)
 
     def _wait_for_its_group(self) -> Waiting:
         """The wait of a member of a group in which this stage has nobody to look for."""

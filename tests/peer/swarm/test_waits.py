@@ -5,6 +5,9 @@ from typing import Any
 import pytest
 
 from peer.swarm import waits
+from peer.swarm.departures import Departures
+from protocol.events.lines import row_of
+from protocol.events.waiting import MEANWHILE, Spare
 from protocol.identity import PeerId
 from protocol.manifest import Manifest
 from protocol.outer.phases import RunPhase
@@ -30,14 +33,14 @@ def test_the_beginning_names_the_replicas_that_are_missing():
     wait = waits.for_the_beginning((*ONE_GROUP, peer("c")), planned())
     assert wait.words == (
         "Waits for 1 datacenter (0 of 1) and 1 volunteer of stage 1 (1 of 2): "
-        "the run begins when all 3 replicas are there, or 60 s after the first is"
+        "the run begins when all 3 copies of the model are complete, or 60 s after the first is"
     )
     assert (wait.here, wait.needed, wait.most_seconds) == (1, 3, None)
 
 
 def test_the_beginning_waits_for_groups_to_form_where_nobody_is_missing():
     wait = waits.for_the_beginning((peer("a"), peer("b", stage=1)), planned(groups=1, datacenters=0))
-    assert wait.words == "Waits for the other replicas to form (0 of 1): the run begins when its replica is there"
+    assert wait.words == "Waits for the stages to meet: the run begins then"
     assert waits.for_the_beginning((), planned(datacenters=0)).what == (
         "2 volunteers of stage 0 (0 of 2) and 2 volunteers of stage 1 (0 of 2)"
     )
@@ -45,13 +48,13 @@ def test_the_beginning_waits_for_groups_to_form_where_nobody_is_missing():
 
 def test_a_volunteer_without_a_group_is_a_spare_where_another_stage_is_short():
     swarm = *ONE_GROUP, SPARE
-    wait = waits.for_a_seat(swarm, SPARE, planned(), True)
+    wait = waits.for_a_seat(swarm, SPARE, planned(), True, Departures())
     assert wait.words == "Waits for a seat in a group; this peer is a spare: stage 0 has 1 volunteer, 2 are needed"
 
 
 def test_a_first_stage_is_a_spare_where_others_have_all_members():
     me = peer("c")
-    wait = waits.for_members((*ONE_GROUP, me), me, planned(), True, [1])
+    wait = waits.for_members((*ONE_GROUP, me), me, planned(), True, [1], Departures())
     assert wait.words == "Waits for a seat in a group; this peer is a spare: stage 1 has 1 volunteer, 2 are needed"
 
 
@@ -69,32 +72,38 @@ SHORT = "stage 0 has more volunteers than groups can use, and stage 1 is short"
 def test_a_surplus_volunteer_is_told_which_stage_is_short_and_what_to_do(moves_to: list[int], then: str):
     me = peer("c").model_copy(update={"moves_to": moves_to})
     swarm = *ONE_GROUP, me, peer("d")
-    wait = waits.for_members(swarm, me, planned(), True, [1])
+    wait = waits.for_members(swarm, me, planned(), True, [1], Departures())
     assert wait.words == f"Waits for a seat in a group; this peer is a spare: {SHORT}: {then}"
     later = *ONE_GROUP[:1], peer("c", stage=1), peer("d", stage=1), peer("e", stage=1)
     assert (
         SHORT.replace("0", "x").replace("1", "0").replace("x", "1")
-        in waits.for_a_seat(later, later[1], planned(), True).until
+        in waits.for_a_seat(later, later[1], planned(), True, Departures()).until
     )
 
 
 def test_where_a_stage_has_nobody_a_surplus_volunteer_is_told_once_the_run_has_begun():
     me = peer("c")
     swarm = me, peer("d")
-    assert SHORT in waits.for_members(swarm, me, planned(), True, [1]).until
-    assert "the run begins" in waits.for_members(swarm, me, planned(), False, [1]).until
+    assert SHORT in waits.for_members(swarm, me, planned(), True, [1], Departures()).until
+    assert "the run begins" in waits.for_members(swarm, me, planned(), False, [1], Departures()).until
 
 
 @pytest.mark.parametrize("begun", [True, False])
 def test_a_volunteer_is_a_spare_where_every_group_is_complete(begun: bool):
-    wait = waits.for_a_seat((*ONE_GROUP, SPARE), SPARE, planned(groups=1), begun)
+    wait = waits.for_a_seat((*ONE_GROUP, SPARE), SPARE, planned(groups=1), begun, Departures())
     assert wait.what == "a seat in a group; this peer is a spare"
-    assert wait.until == "every group is complete, and it takes the next free seat of stage 1"
+    assert wait.until == (
+        "every group is complete, and it takes the next free seat of stage 1; nobody else waits; how often a seat "
+        "becomes free is not known yet"
+    )
+    assert isinstance(wait, Spare)
+    assert wait.lasting_words == f"Spare: {wait.until}. {MEANWHILE}"
+    assert row_of(wait)["event"] == "Waiting"
 
 
 def test_a_volunteer_that_can_still_be_called_is_no_spare():
     swarm = peer("a"), peer("b", stage=1)
-    wait = waits.for_a_seat(swarm, swarm[1], planned(groups=1), True)
+    wait = waits.for_a_seat(swarm, swarm[1], planned(groups=1), True, Departures())
     assert wait.words == (
         "Waits for a group that has a volunteer of stage 0: that one calls this peer; 1 look for one of its stage"
     )
@@ -103,17 +112,17 @@ def test_a_volunteer_that_can_still_be_called_is_no_spare():
 def test_a_volunteer_of_a_later_stage_waits_for_a_group_that_has_the_one_before_it():
     me = peer("c", stage=2)
     swarm = peer("a"), peer("b", stage=1), me
-    wait = waits.for_a_seat(swarm, me, planned(stages=3, groups=1), True)
+    wait = waits.for_a_seat(swarm, me, planned(stages=3, groups=1), True, Departures())
     assert wait.what == "a group that has a volunteer of stage 1"
     assert wait.until == "that one calls this peer; 0 look for one of its stage"
     grown = peer("a"), peer("b", stage=1, replica="a"), me
-    wait = waits.for_a_seat(grown, me, planned(stages=3, groups=1), True)
+    wait = waits.for_a_seat(grown, me, planned(stages=3, groups=1), True, Departures())
     assert wait.until == "that one calls this peer; 1 look for one of its stage"
 
 
 def test_a_stage_that_nobody_serves_is_named_to_who_has_no_group():
     me = peer("b", stage=1)
-    wait = waits.for_a_seat((me, peer("c", stage=2)), me, planned(stages=3, groups=1), True)
+    wait = waits.for_a_seat((me, peer("c", stage=2)), me, planned(stages=3, groups=1), True, Departures())
     assert wait.words == "Waits for a free volunteer of stage 0 (0 there, 0 free): a group needs one of each stage"
     assert (wait.here, wait.needed) == (2, 3)
 
@@ -121,14 +130,16 @@ def test_a_stage_that_nobody_serves_is_named_to_who_has_no_group():
 def test_before_the_run_begins_all_wait_for_its_beginning():
     swarm, manifest = (peer("a"), peer("b", stage=1)), planned(groups=1)
     beginning = waits.for_the_beginning(swarm, manifest)
-    assert waits.for_members(swarm, swarm[0], manifest, False, [1]) == beginning
-    assert waits.for_a_seat(swarm, swarm[1], manifest, False) == beginning
+    assert waits.for_members(swarm, swarm[0], manifest, False, [1], Departures()) == beginning
+    assert waits.for_a_seat(swarm, swarm[1], manifest, False, Departures()) == beginning
     assert waits.for_its_group(swarm, swarm[1], manifest, False, PeerId("a")) == beginning
 
 
 def test_a_first_stage_waits_for_the_stages_of_its_group_that_have_nobody():
     me, other = peer("a"), peer("b", stage=1)
-    wait = waits.for_members((me, other, peer("c", stage=2)), me, planned(stages=3, groups=1), True, [1, 2])
+    wait = waits.for_members(
+        (me, other, peer("c", stage=2)), me, planned(stages=3, groups=1), True, [1, 2], Departures()
+    )
     assert (
         wait.what == "an answer of a free volunteer of stage 1 (1 there, 1 free) "
         "and an answer of a free volunteer of stage 2 (1 there, 1 free)"
@@ -139,7 +150,7 @@ def test_a_first_stage_waits_for_the_stages_of_its_group_that_have_nobody():
 def test_a_middle_stage_waits_for_those_behind_it_and_is_no_spare_though_others_are():
     me = peer("b", stage=1, replica="a")
     swarm = peer("a"), me, peer("c", stage=2), peer("d", stage=1)
-    wait = waits.for_members(swarm, me, planned(stages=3, groups=1), True, [2])
+    wait = waits.for_members(swarm, me, planned(stages=3, groups=1), True, [2], Departures())
     assert wait.words == (
         "Waits for an answer of a free volunteer of stage 2 (1 there, 1 free): a group needs one of each stage"
     )
@@ -235,7 +246,9 @@ def test_a_holder_that_is_rounds_behind_is_none_and_said_to_be_behind():
     assert lost is not None
     assert lost.what == "the state of stage 1 after round 40"
     assert waits.for_a_lost_state((far, last, peer("center", "datacenter", round=40)), planned()) is None
-    named = waits.for_members((far, last, peer("center", "datacenter", round=40)), last, planned(groups=1), True, [1])
+    named = waits.for_members(
+        (far, last, peer("center", "datacenter", round=40)), last, planned(groups=1), True, [1], Departures()
+    )
     assert named.what == "an answer of a free volunteer of stage 1 (1 there, 1 free, 1 of them rounds behind)"
 
 
