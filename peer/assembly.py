@@ -44,7 +44,7 @@ from peer.network.receipt_exchange import CreditService, ReceiptCollector, SeenW
 from peer.network.reporter import Reporter
 from peer.network.snapshot_transfer import SnapshotService
 from peer.network.spot_check_service import SpotCheckService
-from peer.planning.welcome import how_far, introduction, pace_of, what_it_takes
+from peer.planning.welcome import allowance, bytes_of_a_round, how_far, introduction, pace_of, what_it_takes
 from peer.settings import PeerSettings
 from peer.store.membership import StoredMembership, claim_folder, node_of
 from peer.store.receipt_file import RECEIPTS, KeptReceipts
@@ -136,6 +136,9 @@ async def joined(
     pace = pace_of(view) if view is not None else None
     if takes := what_it_takes(descriptor.manifest, settings.role, membership.card.stage, pace):
         emit(Notice(takes))
+        if settings.traffic_limit is not None:
+            moved = 2 * bytes_of_a_round(descriptor.manifest, settings.role, membership.card.stage)
+            emit(Notice(allowance(settings.traffic_limit, moved, descriptor.manifest.outer.rounds, pace)))
     moves_to = await asyncio.to_thread(stages_elsewhere, settings, descriptor, membership.card.stage, device)
     async with AsyncExitStack() as opened:  # what is opened last is closed first
         network = await _open(settings, identity, descriptor, membership, opened, emit)

@@ -26,7 +26,7 @@ from peer.joining import (
     require_place,
 )
 from peer.network import admission
-from peer.pausing import Pauses
+from peer.pausing import PAUSE_POLL_SECONDS, Pauses
 from peer.process import StopSignal, first_error
 from peer.settings import PeerSettings
 from peer.store.checkpoint import after_leaving, leave_stage
@@ -34,10 +34,11 @@ from peer.swarm.node import AskNode, Node, RoleWork
 from peer.swarm.waits import for_the_node
 from peer.swarm.work import follow_and_evaluate, serve_datacenter, serve_stage
 from peer.telemetry.status import EventStream
+from peer.traffic import TrafficMeter
 from protocol.clock import unix_time
 from protocol.errors import HetpeerError, RefusedError, UnreachableError
 from protocol.events.activity import Notice, Paused, PauseEnded, Progress, Warned
-from protocol.events.event import Listener
+from protocol.events.event import Listener, PeerState
 from protocol.net.allowances import pause_after
 from protocol.net.tasks import Children, first_of
 from protocol.trust.keys import load_or_create
@@ -72,10 +73,13 @@ async def run_with_pauses(
     """
     for finding in await asyncio.to_thread(before_joining, settings.device, unix_time()):
         emit(Warned(f"WARNING: {finding.words}"))
-    pauses = Pauses(settings.directory, settings.quiet, now)
+    meter = _meter(settings, emit, now)
+    pauses = Pauses(settings.directory, settings.quiet, now, meter.reason if meter is not None else str)
     insisted = stop.insisted if isinstance(stop, StopSignal) else None
     async with Children() as children:
         children.spawn(_watch_memory(settings.memory_limit, emit))
+        if meter is not None:
+            children.spawn(_watch_traffic(meter, emit))
         while not stop.is_set():
             if reason := pauses.reason():
                 emit(Paused(reason))
@@ -126,6 +130,26 @@ async def _leave_when_due(leave: asyncio.Event, stop: asyncio.Event, pauses: Pau
     """Have this peer leave once it is to stop, or to pause."""
     await first_of(stop.wait(), pauses.wait_until_due())
     leave.set()
+
+
+def _meter(settings: PeerSettings, emit: Listener, now: Callable[[], datetime]) -> TrafficMeter | None:
+    """The count of this peer's traffic, from what its folder has; None: its owner has set no limit."""
+    if settings.traffic_limit is None:
+        return None
+    meter = TrafficMeter(settings.directory, settings.traffic_limit, settings.carried, emit, now)
+    meter.begin()
+    return meter
+
+
+async def _watch_traffic(meter: TrafficMeter, emit: EventStream) -> None:
+    """Count this peer's traffic, for as long as its process lives."""
+    try:
+        while True:
+            meter.look(emit.status.state != PeerState.PAUSED)
+            await asyncio.sleep(PAUSE_POLL_SECONDS)
+    finally:
+        meter.look(emit.status.state != PeerState.PAUSED)
+        meter.keep()
 
 
 async def _watch_memory(most: int | None, emit: Listener) -> None:

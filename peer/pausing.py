@@ -1,5 +1,5 @@
-"""The pauses of a peer: because its owner said so (`hetpeer pause`), or at the hours of the day that are the owner's
-own.
+"""The pauses of a peer: because its owner said so (`hetpeer pause`), at the hours of the day that are the owner's own,
+or because the traffic of a month or a day is used up (`peer/traffic.py`).
 
 <folder>/paused     is there as long as the peer is to pause; it outlives the process
 """
@@ -55,18 +55,20 @@ class QuietHours:
 
 @dataclass(frozen=True, slots=True)
 class Pauses:
-    """Whether one peer is to pause now. `now` is the local time."""
+    """Whether one peer is to pause now. `now` is the local time; `traffic` returns the reason where the traffic is used
+    up, or empty."""
 
     folder: Path
     quiet: QuietHours = field(default_factory=QuietHours)
     now: Callable[[], datetime] = datetime.now
+    traffic: Callable[[], str] = str
 
     def reason(self) -> str:
         """Return why this peer is to pause now; empty: it is not."""
         if is_pause_requested(self.folder):
             return BY_COMMAND
         until = self.quiet.until(self.now().time())
-        return f"until {until:%H:%M}, for these are quiet hours" if until is not None else ""
+        return f"until {until:%H:%M}, for these are quiet hours" if until is not None else self.traffic()
 
     async def wait_until_due(self) -> str:
         """Wait until this peer is to pause. Returns why."""

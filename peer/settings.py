@@ -1,7 +1,8 @@
 """The settings of a peer's owner: its place in a run, how it computes, and what it may use of machine and line."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
@@ -17,10 +18,11 @@ from peer.governor import SensorLimits
 from peer.network.reach.reach import ReachMode, Wish
 from peer.pausing import Pauses, QuietHours
 from peer.planning.memory import PROCESS_BYTES, Duty, MemoryName
+from peer.traffic import TrafficLimit, read_used
 from protocol import addresses
-from protocol.errors import FormatError, UserError
+from protocol.errors import FormatError, ResourceError, UserError
 from protocol.manifest import Manifest
-from protocol.net.bandwidth import Bandwidth
+from protocol.net.bandwidth import Bandwidth, WireTotal
 from protocol.run.run_files import HELD_OUT, TRAIN, Descriptor, files_needed
 from protocol.trust.membership_card import Role
 from protocol.trust.ticket import Ticket
@@ -93,6 +95,7 @@ class PeerSettings:
     microbatch: int | None = None
     max_up: float | None = None
     max_down: float | None = None
+    max_traffic: str | None = None
     max_memory: str | int | None = None
     max_disk: str | int | None = None
     max_temperature: float | None = None
@@ -107,9 +110,17 @@ class PeerSettings:
     """Files of the run that this peer does not fetch, though others in its role do."""
     process_bytes: int = PROCESS_BYTES
     """The memory that this peer's process takes without a model, in bytes."""
+    carried: WireTotal = field(default_factory=WireTotal)
+    """The traffic of this peer since its process began."""
 
     def __post_init__(self) -> None:
-        _ = self.bandwidth(), self.quiet, self.memory_limit, self.disk_limit  # each raises if it makes no sense
+        _ = (
+            self.bandwidth(),
+            self.quiet,
+            self.memory_limit,
+            self.disk_limit,
+            self.traffic_limit,
+        )  # each raises if it makes no sense
         if self.precision == "fp16" and self.nproc * self.nnodes > 1:
             raise UserError("--precision fp16 goes with one process: take --precision fp32, or leave --nproc out")
         if self.nnodes > 1:
@@ -119,7 +130,21 @@ class PeerSettings:
 
     def bandwidth(self) -> Bandwidth:
         """The two directions of this peer's connection, with its limits."""
-        return Bandwidth.of(self.max_up, self.max_down)
+        return Bandwidth.of(self.max_up, self.max_down, self.carried)
+
+    @property
+    def traffic_limit(self) -> TrafficLimit | None:
+        """The traffic that this peer may move in a month or a day; None: any."""
+        if self.max_traffic is None:
+            return None
+        amount, _, span = self.max_traffic.strip().lower().partition("/")
+        if span.strip() not in ("month", "day"):
+            raise UserError(
+                f"--max-traffic {self.max_traffic!r}: give a size and its time, such as 200GB/month or 5GB/day"
+            )
+        most_bytes = bytes_of("--max-traffic", amount)
+        assert most_bytes is not None
+        return TrafficLimit(most_bytes, "month" if span.strip() == "month" else "day", self.max_traffic.strip())
 
     @property
     def memory_limit(self) -> int | None:
@@ -144,7 +169,12 @@ class PeerSettings:
     @property
     def pausing(self) -> str:
         """Return why this peer pauses now; empty: it does not."""
-        return Pauses(self.directory, self.quiet).reason()
+        if (reason := Pauses(self.directory, self.quiet).reason()) or self.traffic_limit is None:
+            return reason
+        try:
+            return self.traffic_limit.reason(read_used(self.directory), datetime.now())
+        except ResourceError:
+            return ""
 
     @property
     def meeting(self) -> Meeting:

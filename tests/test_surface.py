@@ -20,19 +20,18 @@ FLAGS = {
     "admin log": "dir json last",
     "admin revoke": "dir from-round json",
     "admin rewind": "dir json to-round",
-    "bootstrap": "announce audit certificate-life closed dashboard data dir dry-run evaluate join json keep-model "
-    "listen log-json mirror revoke track trials until-stdin-closes "
-    "weights",
+    "bootstrap": "announce audit certificate-life closed dashboard data dir dry-run evaluate join json "
+    "keep-model listen log-json mirror revoke track trials until-stdin-closes weights",
     "join": "announce compile data data-cache device dir help-all json listen log-json manifest max-disk "
-    "max-down max-memory max-power max-temperature max-up memory metrics precision priority private-mirrors "
-    "quiet-hours reach relay stage threads until-stdin-closes verbose",
+    "max-down max-memory max-power max-temperature max-traffic max-up memory metrics precision priority "
+    "private-mirrors quiet-hours reach relay stage threads until-stdin-closes verbose",
     "replica": "announce audit compile data data-cache device dir help-all json listen log-json manifest "
-    "max-disk max-down max-memory max-power max-temperature max-up memory metrics microbatch nnodes node-rank "
-    "nproc precision priority private-mirrors quiet-hours reach relay rendezvous secret-file threads "
+    "max-disk max-down max-memory max-power max-temperature max-traffic max-up memory metrics microbatch nnodes "
+    "node-rank nproc precision priority private-mirrors quiet-hours reach relay rendezvous secret-file threads "
     "until-stdin-closes verbose",
     "observe": "announce audit data data-cache device dir help-all hold json listen log-json max-disk max-down "
-    "max-memory max-power max-temperature max-up metrics priority private-mirrors quiet-hours reach relay stay "
-    "threads until-stdin-closes verbose",
+    "max-memory max-power max-temperature max-traffic max-up metrics priority private-mirrors quiet-hours reach "
+    "relay stay threads until-stdin-closes verbose",
     "pause": "dir json",
     "resume": "dir json",
     "why": "json",

@@ -256,6 +256,14 @@ class ServingOptions:
         float | None, typer.Option(metavar="MBIT/S", help="Send at most so much, Mb/s on the wire. Default: no limit.")
     ] = None
     max_down: Annotated[float | None, typer.Option(metavar="MBIT/S", help="Receive at most so much, Mb/s.")] = None
+    max_traffic: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE/month|day",
+            help="Move at most so much in a calendar month or day, both ways together (200GB/month). At 80 % this peer "
+            "warns; then it leaves in good order, and comes back with the next month or day.",
+        ),
+    ] = None
     max_memory: Annotated[
         str | None,
         typer.Option(

@@ -2,6 +2,7 @@
 takes. Pure."""
 
 from peer.planning.model import HEADERS_SHARE, work_of
+from peer.traffic import SMALL_BYTES_A_SECOND, TrafficLimit
 from protocol.layout import parameter_count
 from protocol.manifest import Manifest
 from protocol.monitor import View
@@ -10,6 +11,7 @@ from protocol.trust.membership_card import Role
 from protocol.wording import lasting, millions, printable, size, tail
 
 DAY_SECONDS = 86400
+DAYS_OF_SPAN = {"day": 1, "month": 31}
 
 
 def introduction(descriptor: Descriptor) -> str:
@@ -57,6 +59,24 @@ def what_it_takes(manifest: Manifest, role: Role, stage: int, seconds: float | N
         f"this machine does {does}, and sends {size(moved)} a round and receives as much{a_day}: "
         f"{size(rounds * moved)} each way in all {rounds:,} rounds"
     )
+
+
+def allowance(limit: TrafficLimit, moved: float, rounds: int, seconds: float | None) -> str:
+    """The traffic that a peer's owner allows, beside what the run takes here, in a sentence: `moved` bytes both ways in
+    each of so many `rounds`, which takes so many `seconds`, where that is known."""
+    moved += SMALL_BYTES_A_SECOND * (seconds or 0)
+    if rounds * moved <= limit.most_bytes:
+        return f"all of the run moves about {size(rounds * moved)} here, both ways, within --max-traffic {limit.words}"
+    then = f"this peer then pauses until the next {limit.span}"
+    if seconds is None:
+        enough = limit.most_bytes / moved
+        return f"--max-traffic {limit.words} is used up after {enough:,.0f} of the run's {rounds:,} rounds; {then}"
+    a_day = moved * DAY_SECONDS / seconds
+    lasts = limit.most_bytes / a_day * DAY_SECONDS
+    takes = f"the run takes about {size(a_day)} a day here, both ways"
+    if lasts >= DAYS_OF_SPAN[limit.span] * DAY_SECONDS:
+        return f"{takes}, within --max-traffic {limit.words}"
+    return f"{takes}: --max-traffic {limit.words} is used up in {lasting(lasts)}, and {then}"
 
 
 def bytes_of_a_round(manifest: Manifest, role: Role, stage: int) -> float:

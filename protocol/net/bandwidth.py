@@ -67,10 +67,18 @@ hold. The seconds say how many a limit allows."""
 
 
 @dataclass(slots=True)
+class WireTotal:
+    """The bytes on the wire, both ways, of all that has taken its turn in a process."""
+
+    wire_bytes: float = 0.0
+
+
+@dataclass(slots=True)
 class Direction:
     """One direction of the connection. `rate` is the limit in bytes a second on the wire; None: there is none."""
 
     rate: float | None = None
+    carried: WireTotal = field(default_factory=WireTotal)
     unsent: int = 0
     """The number of frames that have been handed to the network and that it has not taken yet."""
     stepping: bool = False
@@ -117,6 +125,7 @@ class Direction:
         """Wait for the turn of a piece of a frame, of `count` bytes."""
         self._frame_bytes += count
         self.frames_carried += count
+        self.carried.wire_bytes += (WIRE + ACKNOWLEDGED) * count
         await self._pay(count, self._frames)
 
     async def bulk(self, count: int) -> None:
@@ -125,6 +134,7 @@ class Direction:
             await self._give_way()
             self._bulk_bytes += count
             self.bulk_carried += count
+            self.carried.wire_bytes += (WIRE + ACKNOWLEDGED) * count
             self._bulk_free_at = max(self._bulk_free_at, _now()) + count / self.spread
             await self._pay(count, self._bulk)
 
@@ -218,8 +228,8 @@ class Bandwidth:
     down: Direction = field(default_factory=Direction)
 
     @staticmethod
-    def of(max_up: float | None, max_down: float | None) -> "Bandwidth":
-        """Make a connection with limits in Mb/s; None: there is none.
+    def of(max_up: float | None, max_down: float | None, carried: WireTotal | None = None) -> "Bandwidth":
+        """Make a connection with limits in Mb/s; None: there is none. `carried` counts its bytes.
 
         Raises:
             UserError: one is too low to be anything but a hang to others.
@@ -230,7 +240,9 @@ class Bandwidth:
                     f"{flag} {megabits:g}: below {LEAST_MEGABITS:g} Mb/s a transfer may stand still for longer than "
                     f"the {CALL_SECONDS:.0f} s after which others cut it off; give at least {LEAST_MEGABITS:g}"
                 )
-        return Bandwidth(*(Direction(None if limit is None else limit * 1e6 / 8) for limit in (max_up, max_down)))
+        rates = (None if limit is None else limit * 1e6 / 8 for limit in (max_up, max_down))
+        counted = carried or WireTotal()
+        return Bandwidth(*(Direction(rate, counted) for rate in rates))
 
     @property
     def window(self) -> int | None:

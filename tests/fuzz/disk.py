@@ -26,6 +26,7 @@ from peer.network.web import redirected, require_plain
 from peer.store.checkpoint import Checkpoint, candidates
 from peer.store.membership import MEMBERSHIP, OLD_FILES, KeptMembership, mirrors_of, recall
 from peer.store.served import ContributionStore, SnapshotStore
+from peer.traffic import USED_FILE, Used, read_used
 from protocol.codec.snapshot import Header, pieces_of
 from protocol.errors import ResourceError
 from protocol.events.activity import RoundDone
@@ -382,6 +383,13 @@ DISK = (
         from_file(f"lab/{lab_results.RESULTS}", read_results),
         ((MEASURED.line().encode() + b"\n", [measured()]),),
         "json",
+    ),
+    Reader(
+        "traffic that is used",
+        from_file(f"traffic/{USED_FILE}", lambda path: read_used(path.parent)),
+        ((b'{"window": "2026-11", "bytes": 12}', Used("2026-11", 12)),),
+        "json",
+        (ResourceError,),
     ),
     Reader("text of a sweep", from_file("setting.json", _text), ((b'{"data": "texts"}', "texts"),), "json"),
     Reader(

@@ -1,5 +1,7 @@
 """What the owner of a machine says on the command line, and what a peer makes of it."""
 
+from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from peer.devices.workers import Split
 from peer.network.reach.reach import Wish
 from peer.planning.memory import PROCESS_BYTES, Duty, memory_of
 from peer.settings import LOW_NICENESS, Meeting, PeerSettings, bytes_of
+from peer.traffic import USED_FILE, TrafficLimit, Used, write_used
 from protocol.errors import UserError
 from protocol.identity import RunId
 from protocol.manifest import check_manifest
@@ -39,6 +42,27 @@ def test_limits_are_megabits_a_second_and_bytes():
     assert settings.memory_limit == 8 * 10**9
     assert settings.disk_limit == 10**6
     assert settings.niceness == LOW_NICENESS
+
+
+def test_traffic_is_a_size_in_a_month_or_a_day():
+    assert said().traffic_limit is None
+    assert said(max_traffic="200GB/month").traffic_limit == TrafficLimit(200 * 10**9, "month", "200GB/month")
+    assert said(max_traffic=" 1.5 GiB / Day ").traffic_limit == TrafficLimit(3 * 2**29, "day", "1.5 GiB / Day")
+
+
+@pytest.mark.parametrize("text", ["200GB", "200GB/week", "200/month", "0GB/day", "/month", "GB/month"])
+def test_what_is_no_traffic_of_a_month_is_refused(text: str):
+    with pytest.raises(UserError, match="--max-traffic"):
+        said(max_traffic=text)
+
+
+def test_why_a_peer_pauses_is_read_from_its_folder(tmp_path: Path):
+    limited = replace(said(max_traffic="1kB/month"), directory=tmp_path)
+    assert limited.pausing == ""
+    write_used(tmp_path, Used(f"{datetime.now():%Y-%m}", 1000))
+    assert limited.pausing.endswith("for --max-traffic 1kB/month is used up")
+    (tmp_path / USED_FILE).write_bytes(b"?")
+    assert limited.pausing == ""
 
 
 def test_how_others_reach_it_and_how_it_computes_are_what_was_said():

@@ -1,7 +1,8 @@
 """What a newcomer is told of the run that it joins."""
 
 from peer.planning.model import HEADERS_SHARE, work_of
-from peer.planning.welcome import bytes_of_a_round, how_far, introduction, pace_of, what_it_takes
+from peer.planning.welcome import allowance, bytes_of_a_round, how_far, introduction, pace_of, what_it_takes
+from peer.traffic import TrafficLimit
 from protocol.identity import PeerId
 from protocol.manifest import Manifest, check_manifest
 from protocol.monitor import View
@@ -64,3 +65,21 @@ def test_the_traffic_of_a_day_is_told_where_the_pace_of_the_run_is_known():
     assert f"about {size(24 * bytes_of_a_round(ours, 'volunteer', 1))} each way a day" in said
     assert pace_of(view()) is None
     assert "a day" not in what_it_takes(ours, "volunteer", 1, None)
+
+
+def test_a_limit_of_traffic_is_told_beside_what_the_run_takes():
+    monthly, daily = TrafficLimit(200 * 10**9, "month", "200GB/month"), TrafficLimit(5 * 10**9, "day", "5GB/day")
+    assert allowance(monthly, 1e9, 1000, 480.0) == (
+        "the run takes about 181.0 GB a day here, both ways: --max-traffic 200GB/month is used up in 26.5 h, and this "
+        "peer then pauses until the next month"
+    )
+    assert allowance(daily, 1e9, 1000, 86400.0) == (
+        "the run takes about 2.0 GB a day here, both ways, within --max-traffic 5GB/day"
+    )
+    assert allowance(monthly, 1e9, 1000, None) == (
+        "--max-traffic 200GB/month is used up after 200 of the run's 1,000 rounds; this peer then pauses until the "
+        "next month"
+    )
+    assert allowance(monthly, 1e9, 100, 1.0) == (
+        "all of the run moves about 100.0 GB here, both ways, within --max-traffic 200GB/month"
+    )
