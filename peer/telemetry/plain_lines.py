@@ -59,14 +59,16 @@ class PlainLines:
     def _round_line(self, round: int, work: str, now: float) -> str:
         """The line of a round that has ended."""
         status = self.status
-        loss = status.loss
+        loss = status.loss if round in self._tokens else None
         if status.role == "observer" and status.held_out is not None:
             loss = status.held_out[0]
         shown = [work]
         if loss is not None:
             shown.append(f"loss {loss:.2f}")
-        if (seconds := status.seconds_left(now)) is not None:
-            shown.append(f"about {lasting(seconds)} left" if seconds else "the last")
+        if round == status.rounds:
+            shown.append("the last")
+        elif (seconds := status.seconds_left(now)) is not None:
+            shown.append(f"about {lasting(seconds)} left")
         return f"Round {round} of {status.rounds}: {', '.join(shown)}"
 
     def _wait_lines(self, now: float) -> list[str]:

@@ -111,15 +111,15 @@ class Status(ReportedStatus):
 
     @property
     def seconds_a_round(self) -> float | None:
-        """The seconds of a round, by the last ones that this peer has seen end; None: it has seen none."""
+        """The seconds of a round, by the ends of the last ones that this peer has seen; None: it has seen too few."""
         if len(self._ends) < 2 or self._ends[-1][1] <= self._ends[0][1]:
-            return self.last_round.seconds if self.last_round is not None else None
+            return None
         (began, first), (ended, last) = self._ends[0], self._ends[-1]
         return (ended - began) / (last - first)
 
     def seconds_left(self, now: float) -> float | None:
         """The seconds to the end of the run's last round, at the pace of the last rounds; None: not known."""
-        if self.seconds_a_round is None or not self._ends:
+        if self.seconds_a_round is None:
             return None
         ended, round = self._ends[-1]
         return max(0.0, (self.rounds - round) * self.seconds_a_round - (now - ended))

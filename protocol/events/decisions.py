@@ -66,7 +66,7 @@ class GoalChanged(Event):
     ratio: Ratio
 
 
-@event("Ended round {round} early, after {steps:#inner step}: {reason}.", level="warning", sinks=SHOWN)
+@event("Ended round {round} early, after {steps:#inner step}: {reason}.", level="warning", sinks=SHOWN, plain="")
 class EndedEarly(Event):
     """This peer's replica contributes fewer inner steps to a round than the run has."""
 

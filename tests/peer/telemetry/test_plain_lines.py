@@ -76,7 +76,7 @@ def test_each_round_is_one_line_with_the_tokens_the_loss_and_the_time_that_is_le
     timed = [pair for number in (1, 2, 3) for pair in at(9.0 * number, *a_round(number))]
     assert lines_of(*at(0, *JOINED), *timed)[3:] == [
         "Helping with stage 1.",
-        "Round 1 of 500: helped with 4,096 tokens, loss 4.81, about 74.8 min left",
+        "Round 1 of 500: helped with 4,096 tokens, loss 4.81",
         "Round 2 of 500: helped with 4,096 tokens, loss 4.81, about 74.7 min left",
         "Round 3 of 500: helped with 4,096 tokens, loss 4.81, about 74.5 min left",
     ]
@@ -87,6 +87,14 @@ def test_the_words_before_the_first_credit_are_run_stage_and_round():
     text = "\n".join(lines_of(*at(0, *JOINED), *timed)).lower()
     strange = re.findall(r"replica|group|peer|slot|contribution|credit|microbatch|boundar|inner|outer|pipeline", text)
     assert strange == []
+
+
+def test_a_round_in_which_the_peer_did_nothing_has_no_loss_and_one_alone_no_pace():
+    rounds = RoundDone(7, 0.1, 0, {}, {}, 0, 0), RoundDone(8, 0.1, 0, {}, {}, 0, 0)
+    assert lines_of(*at(0, *JOINED, StepDone(6, 0, 4.0, 1), *rounds))[4:] == [
+        "Round 7 of 500: followed",
+        "Round 8 of 500: followed, about 8.2 min left",
+    ]
 
 
 def test_a_wait_is_a_line_once_it_has_lasted_and_so_is_its_end():
