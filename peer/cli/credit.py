@@ -11,6 +11,7 @@ import typer
 
 from peer.cli.options import takes, terminal
 from protocol.errors import FormatError, ResourceError
+from protocol.wording import so_many
 
 if TYPE_CHECKING:
     from peer.process import Terminal
@@ -90,17 +91,19 @@ def show_credit(options: CreditOptions, terminal: "Terminal") -> int:
 
 
 def _only_folder() -> Path:
-    """The folder of the one peer of this machine that has receipts."""
+    """The folder of the one peer of this machine that has receipts; or, if none has, that has states."""
     from peer.store.home import home, peer_folders
     from peer.store.receipt_file import RECEIPTS
 
-    run_folders = [folder for folder in peer_folders(None) if (folder / RECEIPTS).is_dir()]
+    folders = peer_folders(None)
+    run_folders = [folder for folder in folders if (folder / RECEIPTS).is_dir()]
+    run_folders = run_folders or [folder for folder in folders if (folder / "snapshots").is_dir()]
     if not run_folders:
         raise ResourceError(f"no peer under {home()} has receipts; name its folder: `hetpeer credit FOLDER`")
     if len(run_folders) > 1:
         raise ResourceError(
-            f"{len(run_folders)} peers under {home()} have receipts; name the folder of one, as in `hetpeer credit "
-            f"{run_folders[0]}`. The others: {', '.join(map(str, run_folders[1:]))}"
+            f"{len(run_folders)} peers under {home()} have receipts or states; name the folder of one, as in `hetpeer "
+            f"credit {run_folders[0]}`. The others: {', '.join(map(str, run_folders[1:]))}"
         )
     return run_folders[0]
 
@@ -137,7 +140,7 @@ class Refusal:
 class Checked:
     """The contents of some files: the receipts that hold, each with its bytes, and the lines that do not. The rounds up
     to `closed` are in the states that the folder holds, and those of the peer that are `counted` there, in whichever
-    part."""
+    part. `is_alone`: it computes all stages, so nobody is beside it who could sign."""
 
     verifier: "Verifier"
     manifest: "Manifest"
@@ -145,6 +148,12 @@ class Checked:
     refused: list[Refusal]
     counted: frozenset[int] = frozenset()
     closed: int = 0
+    is_alone: bool = False
+
+    @property
+    def unsigned(self) -> int:
+        """The number of rounds that count, and for which nobody has signed."""
+        return len(self.counted - {receipt.round for receipt in self.receipts})
 
     @property
     def rounds(self) -> "list[RoundCredit]":
@@ -190,7 +199,19 @@ def check_receipts(folder: Path, given: tuple[Path, ...] = ()) -> Checked:
     if verifier.receiver is None:
         return Checked(verifier, descriptor.manifest, best_receipts, refused)
     counted = frozenset(round for state in states for round in state.history.rounds(verifier.receiver))
-    return Checked(verifier, descriptor.manifest, best_receipts, refused, counted, closed)
+    is_alone = descriptor.manifest.replicas.stages == 1 or (not given and _role(folder, verifier) == "datacenter")
+    return Checked(verifier, descriptor.manifest, best_receipts, refused, counted, closed, is_alone)
+
+
+def _role(folder: Path, verifier: "Verifier") -> str:
+    """The role of a folder's peer, by its card; empty: it has none."""
+    from peer.store.membership import read_membership
+
+    try:
+        assert verifier.receiver is not None
+        return verifier.authority.admitted(verifier.receiver, read_membership(folder).card).role
+    except FormatError:
+        return ""
 
 
 def newest_states(folder: Path, manifest: "Manifest") -> "list[Header]":
@@ -269,6 +290,7 @@ def to_json(checked: Checked) -> dict[str, Any]:
         "tokens": sum(round_credit.tokens for round_credit in checked.rounds),
         "tokens_of_both": sum(round_credit.tokens_of_both for round_credit in checked.rounds),
         "rounds_counted": len(checked.counted),
+        "rounds_unsigned": checked.unsigned,
         "receipts": len(checked.receipts),
         "refused": [
             {"file": round_credit.file, "line": round_credit.line, "why": round_credit.why}
@@ -291,21 +313,23 @@ def print_credit(checked: Checked) -> None:
         table.add_column("seen by", overflow="fold")
         table.add_column("contribution", overflow="fold")
         for round_credit in rounds:
-            cells = str(round_credit.round), f"{round_credit.tokens:,}", str(round_credit.microbatches)
+            signed = f"{round_credit.tokens:,}", str(round_credit.microbatches)
+            cells = str(round_credit.round), *(signed if round_credit.neighbours else ("–", "–"))
             table.add_row(*cells, _names(round_credit.neighbours), Text(credit_phrase(round_credit, checked)))
         console.print(table)
-        total, both = (sum(counts) for counts in zip(*((e.tokens, e.tokens_of_both) for e in rounds), strict=True))
-        on_both_sides = f", {both:,} of them seen by neighbours on both sides" if both else ""
-        headline = f"{total:,} tokens in {len(rounds)} rounds{on_both_sides}; {len(checked.counted)} of them counted."
-        console.print(headline, soft_wrap=True)
+        for line in _summary(checked):
+            console.print(line, soft_wrap=True)
     verifier, refused = checked.verifier, checked.refused
     for one in refused[:MOST_REFUSED]:
         console.print(Text(f"{one.file}, line {one.line}: {one.why}"), soft_wrap=True)
     if len(refused) > MOST_REFUSED:
         console.print(f"… and {len(refused) - MOST_REFUSED} more.")
     whose = f"peer {verifier.receiver[-8:]}" if verifier.receiver else "nobody"
-    if not checked.receipts and not refused:
+    if not checked.receipts and not refused and not checked.counted:
         console.print(f"There are no receipts for {whose} of run {verifier.run[:12]} yet.")
+        return
+    if not checked.receipts and not refused:
+        console.print(f"These are the states in the folder of {whose}, of run {verifier.run[:12]}.", soft_wrap=True)
         return
     held = f"{len(refused)} do NOT hold, {len(checked.receipts)} do" if refused else ""
     console.print(
@@ -313,6 +337,35 @@ def print_credit(checked: Checked) -> None:
         + (held or f"all {len(checked.receipts)} receipts hold."),
         soft_wrap=True,
     )
+
+
+ALONE = (
+    "Only a neighbour in a group sees the tokens of another, and this peer computes all stages itself. The run's "
+    "state, which is alike for all who follow the run, proves that these rounds count, and not how many tokens were in "
+    "them: by the run's rules a whole round has {tokens:,}. An observer with --audit measures what each gained."
+)
+LOST_WORD = (
+    "A neighbour that is killed or cut off before it signs takes its word with it. The run's state, which is alike for "
+    "all who follow the run, proves that these rounds count."
+)
+"""The reasons for which nobody signed for a round that counts, and what proves it all the same."""
+
+
+def _summary(checked: Checked) -> list[str]:
+    """The lines below the rounds: what others signed, what counts, and why nobody signed for some of that."""
+    rounds = [round_credit for round_credit in checked.rounds if round_credit.neighbours]
+    both = sum(round_credit.tokens_of_both for round_credit in rounds)
+    on_both_sides = f", {both:,} of them seen by neighbours on both sides" if both else ""
+    total = sum(round_credit.tokens for round_credit in rounds)
+    lines = [
+        f"Signed by others: {total:,} tokens in {so_many(len(rounds), 'round')}{on_both_sides}.",
+        f"Counted in the run's state: {so_many(len(checked.counted), 'round')}.",
+    ]
+    if checked.unsigned:
+        inner = checked.manifest.inner
+        why = ALONE.format(tokens=checked.manifest.tokens_per_step * inner.steps) if checked.is_alone else LOST_WORD
+        lines.append(f"Counted, and signed by nobody: {so_many(checked.unsigned, 'round')}. {why}")
+    return lines
 
 
 def _names(peers: Iterable["PeerId"]) -> str:

@@ -6,6 +6,7 @@ import pytest
 
 from peer.cli.credit import CreditOptions, show_credit
 from peer.process import Terminal
+from peer.store.membership import MEMBERSHIP, KeptMembership
 from peer.store.receipt_file import RECEIPTS, KeptReceipts
 from peer.store.served import ContributionStore
 from protocol.codec.snapshot import PIECE_BYTES, Header
@@ -17,7 +18,7 @@ from protocol.outer.history import History
 from protocol.outer.ledger import Revocation
 from protocol.run.run_files import DESCRIPTOR, RunFile, descriptor_of, file_names
 from protocol.trust.keys import Identity, load_or_create
-from protocol.trust.membership_card import Authority, Card, Signer, issue
+from protocol.trust.membership_card import Authority, Card, Role, Signer, issue
 from protocol.trust.proofs import sign_revocation
 from protocol.trust.receipts import (
     RETIRED,
@@ -118,10 +119,11 @@ def test_a_person_is_told_that_all_of_it_was_verified_and_against_what(
 ):
     assert show_credit(CreditOptions(folder=folder), Terminal(lambda event: None)) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert f"{19 * TOKENS:,} tokens in 5 rounds" in shown
+    assert f"Signed by others: {19 * TOKENS:,} tokens in 4 rounds" in shown
+    assert "Counted in the run's state: 2 rounds." in shown
+    assert "Counted, and signed by nobody: 1 round. A neighbour that is killed or cut off before it signs" in shown
     assert f"Verified offline against run {AUTHORITY.run[:12]}" in shown
     assert "receipts hold." in shown
-    assert "2 of them counted" in shown
 
 
 def test_what_is_written_out_verifies_by_another_peers_folder(folder: Path, tmp_path: Path, capsys):
@@ -147,6 +149,19 @@ def test_whoever_knows_one_run_need_not_name_it_to_verify(folder: Path, tmp_path
         (home / place / DESCRIPTOR).write_bytes(DESCRIPTION.canonical())
     assert show_credit(options, Terminal(said.append)) == 0
     assert "Verified offline" in capsys.readouterr().out
+
+
+def test_where_no_peer_has_receipts_the_one_with_states_is_shown(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("HETPEER_HOME", str(tmp_path))
+    (folder / RECEIPTS).rename(tmp_path / "away")
+    datacenter = tmp_path / "0123" / "datacenter"
+    datacenter.parent.mkdir()
+    folder.rename(datacenter)
+    (datacenter / "lock").touch()
+    assert show_credit(CreditOptions(), Terminal(lambda event: None)) == 0
+    assert "Counted in the run's state: 2 rounds." in capsys.readouterr().out
 
 
 def test_of_several_peers_one_is_to_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -223,4 +238,24 @@ def test_a_peer_without_receipts_is_told_so(folder: Path, capsys):
     for path in (folder / RECEIPTS).iterdir():
         path.unlink()
     assert show_credit(CreditOptions(folder=folder), Terminal(lambda event: None)) == 0
+    assert "These are the states in the folder of" in capsys.readouterr().out
+    for path in (folder / "snapshots").iterdir():
+        path.unlink()
+    assert show_credit(CreditOptions(folder=folder), Terminal(lambda event: None)) == 0
     assert "There are no receipts" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("role", "stage"), [("datacenter", 0), ("volunteer", 1)])
+def test_a_peer_beside_whom_nobody_is_reads_who_can_sign_and_what_proves_its_rounds(
+    folder: Path, capsys: pytest.CaptureFixture[str], role: Role, stage: int
+):
+    for path in (folder / RECEIPTS).iterdir():
+        path.unlink()
+    card = issue(OPERATOR, AUTHORITY.run, Card(load_or_create(folder).peer_id, role, stage, 0))
+    (folder / MEMBERSHIP).write_text(KeptMembership(card=card).model_dump_json())
+    assert show_credit(CreditOptions(folder=folder), Terminal(lambda event: None)) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Signed by others: 0 tokens in 0 rounds. Counted in the run's state: 2 rounds." in shown
+    whole = MANIFEST.tokens_per_step * MANIFEST.inner.steps
+    alone = "this peer computes all stages itself. The run's state, which is alike for all who follow the run"
+    assert (alone in shown, f"a whole round has {whole:,}" in shown) == (role == "datacenter",) * 2
