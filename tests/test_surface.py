@@ -36,6 +36,7 @@ FLAGS = {
     "resume": "dir json",
     "why": "json",
     "status": "json watch",
+    "runs": "json",
     "testnet": (
         "audit balance chaos compression data datacenters device dir groups inner-steps layers memory most-steps "
         "ngrams no-compare optimizer overlap preset report rounds stages step-overlap"

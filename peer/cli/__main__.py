@@ -34,6 +34,7 @@ from peer.cli.lab import lab
 from peer.cli.models import EXPORT_EXAMPLES, SAMPLE_EXAMPLES, export, sample
 from peer.cli.plan import PLAN_EXAMPLES, plan
 from peer.cli.rewind import REWIND_EXAMPLES, rewind
+from peer.cli.runs import RUNS_EXAMPLES, runs
 from peer.cli.status import STATUS_EXAMPLES, status
 from peer.cli.testnet import TESTNET_EXAMPLES, testnet
 from peer.cli.usual_options import usual_help
@@ -83,6 +84,7 @@ app.command(epilog=PAUSE_EXAMPLES, rich_help_panel=TAKE_PART)(pause)
 app.command(epilog=RESUME_EXAMPLES, rich_help_panel=TAKE_PART)(resume)
 app.command(epilog=DOCTOR_EXAMPLES, rich_help_panel=SEE)(doctor)
 app.command(epilog=STATUS_EXAMPLES, rich_help_panel=SEE)(status)
+app.command(epilog=RUNS_EXAMPLES, rich_help_panel=SEE)(runs)
 app.command(epilog=WHY_EXAMPLES, rich_help_panel=SEE)(why)
 app.command(epilog=CREDIT_EXAMPLES, rich_help_panel=SEE)(credit)
 app.command(epilog=BOOTSTRAP_EPILOG, rich_help_panel=RUN_A_RUN)(bootstrap)
