@@ -44,7 +44,7 @@ from peer.network.receipt_exchange import CreditService, ReceiptCollector, SeenW
 from peer.network.reporter import Reporter
 from peer.network.snapshot_transfer import SnapshotService
 from peer.network.spot_check_service import SpotCheckService
-from peer.planning.welcome import allowance, bytes_of_a_round, how_far, introduction, pace_of, what_it_takes
+from peer.planning.welcome import how_far, introduction, pace_of
 from peer.settings import PeerSettings
 from peer.store.membership import StoredMembership, claim_folder, node_of
 from peer.store.receipt_file import RECEIPTS, KeptReceipts
@@ -79,7 +79,7 @@ from protocol.schemas import (
 from protocol.trust.keys import Identity
 from protocol.trust.membership_card import Authority, Signer
 from protocol.trust.records import PeerRecord, Register
-from protocol.wording import size, tail
+from protocol.wording import tail
 
 PEER_GRACE_SECONDS = 2.0
 """The seconds that calls in flight may take to end when the peer stops."""
@@ -129,16 +129,9 @@ async def joined(
     if isinstance(membership, Admitted):
         warn_of_clock(membership.clock_ahead, emit)
     space = await asyncio.to_thread(require_given, settings, descriptor, membership.card.stage, device)
-    notice = (
-        f"this run keeps up to {size(space.needed)} in {settings.directory}, and never more than {size(space.limit)}"
-    )
-    emit(Notice(notice))
     pace = pace_of(view) if view is not None else None
-    if takes := what_it_takes(descriptor.manifest, settings.role, membership.card.stage, pace):
-        emit(Notice(takes))
-        if settings.traffic_limit is not None:
-            moved = 2 * bytes_of_a_round(descriptor.manifest, settings.role, membership.card.stage)
-            emit(Notice(allowance(settings.traffic_limit, moved, descriptor.manifest.outer.rounds, pace)))
+    for sentence in settings.what_is_taken(descriptor.manifest, membership.card.stage, device, space, pace):
+        emit(Notice(sentence))
     moves_to = await asyncio.to_thread(stages_elsewhere, settings, descriptor, membership.card.stage, device)
     async with AsyncExitStack() as opened:  # what is opened last is closed first
         network = await _open(settings, identity, descriptor, membership, opened, emit)

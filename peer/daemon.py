@@ -202,7 +202,7 @@ async def run_until(
         living = children.spawn(node.discovery.dht.while_alive(ended))
         await first_of(asyncio.wait((living,)), stop.wait())
         if not living.done():
-            emit(Notice("leaving: the inner step ends, and what is done is contributed"))
+            emit(Notice("leaving: what is done goes out first, in half a minute at most"))
             node.leave()
             if insisted is not None:
                 children.spawn(_pass_on(insisted, node))

@@ -17,7 +17,9 @@ from peer.devices.workers import Split
 from peer.governor import SensorLimits
 from peer.network.reach.reach import ReachMode, Wish
 from peer.pausing import Pauses, QuietHours
-from peer.planning.memory import PROCESS_BYTES, Duty, MemoryName
+from peer.planning import welcome
+from peer.planning.memory import PROCESS_BYTES, Duty, MemoryName, memory_of
+from peer.store.disk import Space
 from peer.traffic import TrafficLimit, read_used
 from protocol import addresses
 from protocol.errors import FormatError, ResourceError, UserError
@@ -237,6 +239,25 @@ class PeerSettings:
             return manifest.with_microbatch(sequences)
         except ValidationError as error:
             raise UserError(f"--microbatch {sequences}: {error.errors()[0]['msg']}") from None
+
+    def what_is_taken(
+        self, manifest: Manifest, stage: int, device: torch.device, space: Space, pace: float | None
+    ) -> list[str]:
+        """The sentences on what a place in a run takes of this machine and its line. `stage`: of a volunteer; `pace`:
+        the seconds of a round, where they are known."""
+        sentences, rounds = [], manifest.outer.rounds
+        if takes := welcome.what_it_takes(manifest, self.role, stage, pace):
+            sentences.append(takes)
+            if self.traffic_limit is not None:
+                moved = 2 * welcome.bytes_of_a_round(manifest, self.role, stage)
+                sentences.append(welcome.allowance(self.traffic_limit, moved, rounds, pace))
+        memory = 0
+        if self.nproc * self.nnodes == 1:
+            duty = Duty(self.role, stage, holds=self.hold, audits=self.audit)
+            way, _ = best_way(manifest, duty, device, self.memory_limit, self.memory, self.process_bytes)
+            memory = memory_of(manifest, way, self.process_bytes).total
+        machine = memory, self.threads, device.type, self.priority == "low"
+        return [*sentences, welcome.what_it_keeps(*machine, space.needed, space.limit, self.directory)]
 
     def split(self, manifest: Manifest, device: torch.device) -> Split:
         """Return how a datacenter spreads its replica over this machine, and over others."""

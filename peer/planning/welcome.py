@@ -1,6 +1,8 @@
 """The words with which a run introduces itself to who joins: what it makes, whose it is, how far it is, and what it
 takes. Pure."""
 
+from pathlib import Path
+
 from peer.planning.model import HEADERS_SHARE, work_of
 from peer.traffic import SMALL_BYTES_A_SECOND, TrafficLimit
 from protocol.layout import parameter_count
@@ -8,7 +10,7 @@ from protocol.manifest import Manifest
 from protocol.monitor import View
 from protocol.run.run_files import Descriptor
 from protocol.trust.membership_card import Role
-from protocol.wording import lasting, millions, printable, size, tail
+from protocol.wording import lasting, millions, printable, size, so_many, tail
 
 DAY_SECONDS = 86400
 DAYS_OF_SPAN = {"day": 1, "month": 31}
@@ -58,6 +60,17 @@ def what_it_takes(manifest: Manifest, role: Role, stage: int, seconds: float | N
     return (
         f"this machine does {does}, and sends {size(moved)} a round and receives as much{a_day}: "
         f"{size(rounds * moved)} each way in all {rounds:,} rounds"
+    )
+
+
+def what_it_keeps(memory: int, threads: int, device: str, is_low: bool, disk: int, most_disk: int, folder: Path) -> str:
+    """The memory, the processor and the disk that a peer takes, in a sentence. `memory`: 0 where it is not known."""
+    bytes_of_memory = f"up to {size(memory)} of memory, " if memory else ""
+    computes = f"{so_many(threads, 'core')}{'' if device == 'cpu' else f' and {device}'}"
+    gives_way = ", which give way to other programs" if is_low else ""
+    return (
+        f"it takes {bytes_of_memory}{computes}{gives_way}, and up to {size(disk)} of disk in {folder}, never more than "
+        f"{size(most_disk)}"
     )
 
 

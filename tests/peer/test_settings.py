@@ -14,11 +14,13 @@ from peer.devices.workers import Split
 from peer.network.reach.reach import Wish
 from peer.planning.memory import PROCESS_BYTES, Duty, memory_of
 from peer.settings import LOW_NICENESS, Meeting, PeerSettings, bytes_of
+from peer.store.disk import Space
 from peer.traffic import USED_FILE, TrafficLimit, Used, write_used
 from protocol.errors import UserError
 from protocol.identity import RunId
 from protocol.manifest import check_manifest
 from protocol.trust.ticket import Ticket
+from protocol.wording import size
 
 TICKET = Ticket(RunId("ab" * 32), b"\2" + b"k" * 32, ("h:1",), ())
 
@@ -54,6 +56,20 @@ def test_traffic_is_a_size_in_a_month_or_a_day():
 def test_what_is_no_traffic_of_a_month_is_refused(text: str):
     with pytest.raises(UserError, match="--max-traffic"):
         said(max_traffic=text)
+
+
+def test_the_place_in_a_run_is_told_with_what_it_takes_of_line_memory_cores_and_disk():
+    cpu, run = torch.device("cpu"), check_manifest({"model": {"preset": "micro"}, "replicas": {"stages": 2}})
+    space = Space(fixed=10**8, contributions=10**7, limit=10**9)
+
+    def starts(**options: Any) -> list[str]:
+        return [sentence[:9] for sentence in said(**options).what_is_taken(run, 1, cpu, space, 60.0)]
+
+    assert starts() == ["this mach", "it takes "]
+    assert starts(max_traffic="1GB/day")[::2] == starts()
+    needed = memory_of(run, Duty("volunteer", 1)).total
+    assert f"up to {size(needed)} of memory, 3 cores" in said(threads=3).what_is_taken(run, 1, cpu, space, None)[-1]
+    assert "of memory" not in said(nproc=2, threads=3).what_is_taken(run, 1, cpu, space, None)[-1]
 
 
 def test_why_a_peer_pauses_is_read_from_its_folder(tmp_path: Path):

@@ -1,7 +1,17 @@
 """What a newcomer is told of the run that it joins."""
 
+from pathlib import Path
+
 from peer.planning.model import HEADERS_SHARE, work_of
-from peer.planning.welcome import allowance, bytes_of_a_round, how_far, introduction, pace_of, what_it_takes
+from peer.planning.welcome import (
+    allowance,
+    bytes_of_a_round,
+    how_far,
+    introduction,
+    pace_of,
+    what_it_keeps,
+    what_it_takes,
+)
 from peer.traffic import TrafficLimit
 from protocol.identity import PeerId
 from protocol.manifest import Manifest, check_manifest
@@ -83,3 +93,11 @@ def test_a_limit_of_traffic_is_told_beside_what_the_run_takes():
     assert allowance(monthly, 1e9, 100, 1.0) == (
         "all of the run moves about 100.0 GB here, both ways, within --max-traffic 200GB/month"
     )
+
+
+def test_the_memory_the_cores_and_the_disk_are_told():
+    assert what_it_keeps(6 * 10**8, 1, "cpu", True, 10**8, 10**9, Path("x")) == (
+        "it takes up to 600.0 MB of memory, 1 core, which give way to other programs, and up to 100.0 MB of disk in x, "
+        "never more than 1.0 GB"
+    )
+    assert what_it_keeps(0, 8, "cuda", False, 1, 2, Path("x")).startswith("it takes 8 cores and cuda, and up to 1 B")
