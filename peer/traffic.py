@@ -107,7 +107,7 @@ def read_used(folder: Path) -> Used:
                 return Used(window, count)
     except FileNotFoundError:
         return Used()
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError):
         pass
     raise ResourceError(f"{path} is damaged")
 
@@ -141,7 +141,6 @@ class TrafficMeter:
             self.used = read_used(self.folder)
         except ResourceError as error:
             self._warn(f"{error}: the traffic of this {self.limit.span} is counted from zero")
-        self._counted = self.carried.wire_bytes
         if before := self.used.with_more(0, self.limit.window(self.now())).wire_bytes:
             self.emit(Notice(f"{size(before)} of --max-traffic {self.limit.words} are used already"))
 

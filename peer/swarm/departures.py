@@ -10,6 +10,10 @@ SEEN_ROUNDS_APART = 2
 """The most rounds between two looks of one wait: after more, this peer had a seat meanwhile, and counts anew."""
 
 
+LEAST_ROUNDS_SEEN = 5
+"""The rounds below which what was seen says nothing about how often members leave."""
+
+
 @dataclass(slots=True)
 class Departures:
     """The members of a stage that were in a group and are gone, since the round `since` in which this peer's wait
@@ -33,16 +37,16 @@ class Departures:
     def outlook(self, spares: int, rounds_left: int) -> str:
         """Say how soon this peer may get a seat, as one of so many `spares`, in a run that has `rounds_left`."""
         rounds_seen = roughly(self.looked - self.since)
-        others = f"{so_many(spares - 1, 'other')} wait with it" if spares > 1 else "nobody else waits"
-        if not rounds_seen:
+        others = {1: "nobody else waits", 2: "1 other waits"}.get(spares, f"{spares - 1} others wait")
+        if rounds_seen < LEAST_ROUNDS_SEEN:
             return f"{others}; how often a seat becomes free is not known yet"
-        rounds = f"the last {so_many(rounds_seen, 'round')}" if rounds_seen > 1 else "the last round"
+        rounds = f"the last {rounds_seen} rounds or more"
         if not self.left:
-            return f"{others}, and nobody has left a seat of this stage in {rounds} or more"
+            return f"{others}, and nobody has left a seat of this stage in {rounds}"
         until = roughly(round((self.looked - self.since) / self.left * (spares + 1) / 2))
         soon = f"about {so_many(max(1, until), 'round')} until its turn, if that goes on"
         soon = "more than the run has left, if that goes on" if until > rounds_left else soon
-        return f"{others}, and {self.left} left a seat of this stage in {rounds} or more: {soon}"
+        return f"{others}, and {self.left} left a seat of this stage in {rounds}: {soon}"
 
 
 def roughly(count: int) -> int:

@@ -2,6 +2,7 @@
 
 import asyncio
 import resource
+from datetime import datetime
 from pathlib import Path
 
 import grpc
@@ -11,13 +12,15 @@ from bootstrap.admission.admission_policy import OBSERVER_FOLDER
 from bootstrap.genesis import create_run
 from peer.daemon import SHUT_OUT, run_with_pauses
 from peer.diagnosis.machine import open_files
+from peer.pausing import request_pause
 from peer.settings import PeerSettings
 from peer.swarm.node import Node
 from peer.telemetry.status import EventStream
+from peer.traffic import Used, read_used, write_used
 from protocol.errors import RefusedError
-from protocol.events.activity import Warned
+from protocol.events.activity import Paused, Warned
 from protocol.events.event import Event
-from protocol.identity import EMBEDDING
+from protocol.identity import EMBEDDING, RunId
 from protocol.net.channels import connect, handshake
 from protocol.outer.ledger import Revocation
 from protocol.run.run_files import descriptor_of
@@ -82,3 +85,39 @@ def test_whoever_starts_a_peer_is_warned_with_doctors_words(tmp_path: Path, monk
     assert warned(256) == [Warned(f"WARNING: {open_files().words}")]
     assert "256 at once; a large run takes 1024 → as root 1024 in /etc/security/limits.conf" in open_files().words
     assert warned(4096) == []
+
+
+def paused_once(settings: PeerSettings) -> list[Event]:
+    """The events of a peer that is stopped once it has paused, before it opens a socket."""
+    said: list[Event] = []
+
+    async def serve() -> None:
+        stop = asyncio.Event()
+
+        def hear(event: Event) -> None:
+            said.append(event)
+            if isinstance(event, Paused):
+                stop.set()
+
+        await run_with_pauses(stop, settings, EventStream([hear]))
+
+    asyncio.run(asyncio.wait_for(serve(), 60))
+    return said
+
+
+def test_a_peer_whose_traffic_is_used_up_pauses_before_it_moves_anything(tmp_path: Path):
+    write_used(tmp_path, Used(f"{datetime.now():%Y-%m}", 1000))
+    ticket = Ticket(RunId("ab" * 32), OPERATOR.public, ("127.0.0.1:1",), ())
+    limited = PeerSettings(ticket=ticket, role="observer", directory=tmp_path, device="cpu", max_traffic="1kB/month")
+    assert [event.words for event in paused_once(limited) if isinstance(event, Paused)] == [
+        f"Paused {limited.pausing}."
+    ]
+
+
+def test_what_a_peer_has_moved_is_in_its_folder_when_it_stops(tmp_path: Path):
+    request_pause(tmp_path)
+    ticket = Ticket(RunId("ab" * 32), OPERATOR.public, ("127.0.0.1:1",), ())
+    settings = PeerSettings(ticket=ticket, role="observer", directory=tmp_path, device="cpu", max_traffic="1MB/day")
+    settings.carried.wire_bytes = 500.0
+    paused_once(settings)
+    assert read_used(tmp_path).wire_bytes >= 500

@@ -46,6 +46,12 @@ def test_limits_are_megabits_a_second_and_bytes():
     assert settings.niceness == LOW_NICENESS
 
 
+def test_all_lines_of_a_peer_count_into_one_total():
+    settings = said()
+    assert settings.bandwidth().up.carried is settings.bandwidth().down.carried is settings.carried
+    assert said().carried is not settings.carried
+
+
 def test_traffic_is_a_size_in_a_month_or_a_day():
     assert said().traffic_limit is None
     assert said(max_traffic="200GB/month").traffic_limit == TrafficLimit(200 * 10**9, "month", "200GB/month")

@@ -21,9 +21,12 @@ def test_before_a_round_has_ended_nothing_is_known():
 
 
 def test_where_nobody_leaves_that_is_said_with_the_rounds_seen():
-    assert seen((7, (A, B)), (8, (A, B))).outlook(2, 90) == (
-        "1 other wait with it, and nobody has left a seat of this stage in the last round or more"
+    few, enough = (seen(*((round, (A, B)) for round in range(count))) for count in (5, 6))
+    assert few.outlook(2, 90) == "1 other waits; how often a seat becomes free is not known yet"
+    assert enough.outlook(2, 90) == (
+        "1 other waits, and nobody has left a seat of this stage in the last 5 rounds or more"
     )
+    assert enough.outlook(3, 90).startswith("2 others wait, and")
     still = seen(*((round, (A, B)) for round in range(50)))
     assert "nobody has left a seat of this stage in the last 20 rounds or more" in still.outlook(1, 90)
 
