@@ -16,10 +16,10 @@ from peer.joining import (
     emit_place,
     fetch_needed_files,
     register_here,
+    require_clock,
     require_given,
     stages_elsewhere,
     text_sources,
-    warn_of_clock,
 )
 from peer.network import address_changes
 from peer.network.address_changes import AddressChanges, address_fields
@@ -127,7 +127,7 @@ async def joined(
     membership = stored or await register_here(settings, descriptor, identity, choice.stages)
     its_stage = (membership.card.stage,)
     if isinstance(membership, Admitted):
-        warn_of_clock(membership.clock_ahead, emit)
+        require_clock(membership.clock_ahead, emit)
     space = await asyncio.to_thread(require_given, settings, descriptor, membership.card.stage, device)
     pace = pace_of(view) if view is not None else None
     for sentence in settings.what_is_taken(descriptor.manifest, membership.card.stage, device, space, pace):

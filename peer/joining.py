@@ -313,12 +313,21 @@ def _told_what_fits(settings: PeerSettings, descriptor: Descriptor, device: torc
         ) from None
 
 
-def warn_of_clock(ahead: float, emit: Listener) -> None:
-    """Warn if this machine's clock is so many seconds `ahead` of the node's (less than 0: behind it) that others refuse
-    this peer's records, or it refuses theirs."""
+def require_clock(ahead: float, emit: Listener) -> None:
+    """Check this machine's clock, which is so many seconds `ahead` of the node's (less than 0: behind it), and warn
+    where others refuse a part of this peer's records, or it theirs.
+
+    Raises:
+        ResourceError: it is so wrong that nobody would ever find this peer.
+    """
+    off = f"this machine's clock is {lasting(abs(ahead))} {'ahead of' if ahead > 0 else 'behind'} the node's"
+    if abs(ahead) > 2 * CLOCK_SLACK_SECONDS:
+        raise ResourceError(
+            f"{off}: no other peer would find this one. Set it (`sudo timedatectl set-ntp true`, or the system's "
+            "settings), then give the same command again; if it is right, the node's is wrong: tell its operator"
+        )
     if abs(ahead) > CLOCK_SLACK_SECONDS:
-        off = f"this machine's clock is {lasting(abs(ahead))} {'ahead of' if ahead > 0 else 'behind'} the node's"
-        emit(Warned(f"WARNING: {off}: other peers do not find this one; set it, and look at `hetpeer doctor`"))
+        emit(Warned(f"WARNING: {off}: other peers may not find this one; set it, and look at `hetpeer doctor`"))
 
 
 def emit_place(

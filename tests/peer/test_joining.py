@@ -17,12 +17,12 @@ from peer.joining import (
     choose_stages,
     emit_place,
     require_bandwidth,
+    require_clock,
     require_fit,
     require_given,
     require_place,
     stages_elsewhere,
     stages_that_fit,
-    warn_of_clock,
 )
 from peer.network import admission
 from peer.planning.memory import PROCESS_BYTES, Duty, memory_of
@@ -84,14 +84,23 @@ def test_a_stage_in_the_middle_sends_and_receives_twice_as_much_as_one_at_an_end
         (CLOCK_SLACK_SECONDS, []),
         (CLOCK_SLACK_SECONDS + 1, ["61 s ahead of"]),
         (-CLOCK_SLACK_SECONDS - 1, ["61 s behind"]),
-        (-7200.0, ["2.0 h behind"]),
     ],
 )
 def test_a_clock_that_others_do_not_put_up_with_is_told(ahead: float, said: list[str]):
     told: list[Event] = []
-    warn_of_clock(ahead, told.append)
-    advice = "other peers do not find this one; set it, and look at `hetpeer doctor`"
+    require_clock(ahead, told.append)
+    advice = "other peers may not find this one; set it, and look at `hetpeer doctor`"
     assert told == [Warned(f"WARNING: this machine's clock is {off} the node's: {advice}") for off in said]
+
+
+@pytest.mark.parametrize(
+    ("ahead", "off"), [(7200.0, "2.0 h ahead of"), (-2 * CLOCK_SLACK_SECONDS - 1, "2.0 min behind")]
+)
+def test_a_clock_with_which_nobody_would_find_the_peer_is_refused_with_the_cure(ahead: float, off: str):
+    told: list[Event] = []
+    with pytest.raises(ResourceError, match=rf"clock is {off} the node's: no other peer would find this one\. Set it "):
+        require_clock(ahead, told.append)
+    assert not told
 
 
 # A volunteer that leaves its stage to the operator's node
