@@ -130,7 +130,7 @@ async def joined(
         require_clock(membership.clock_ahead, emit)
     space = await asyncio.to_thread(require_given, settings, descriptor, membership.card.stage, device)
     pace = pace_of(view) if view is not None else None
-    for sentence in settings.what_is_taken(descriptor.manifest, membership.card.stage, device, space, pace):
+    for sentence in settings.what_is_taken(descriptor.manifest, membership.card.stage, space, device, pace):
         emit(Notice(sentence))
     moves_to = await asyncio.to_thread(stages_elsewhere, settings, descriptor, membership.card.stage, device)
     async with AsyncExitStack() as opened:  # what is opened last is closed first

@@ -241,7 +241,7 @@ class PeerSettings:
             raise UserError(f"--microbatch {sequences}: {error.errors()[0]['msg']}") from None
 
     def what_is_taken(
-        self, manifest: Manifest, stage: int, device: torch.device, space: Space, pace: float | None
+        self, manifest: Manifest, stage: int, space: Space, device: torch.device, pace: float | None
     ) -> list[str]:
         """The sentences on what a place in a run takes of this machine and its line. `stage`: of a volunteer; `pace`:
         the seconds of a round, where they are known."""

@@ -208,7 +208,7 @@ class Fold:
                 peer.replica, peer.members, peer.broken = replica, members, ""
             case GroupBroken(reason=reason):
                 peer.replica, peer.broken = "", reason or "its group has lost a member"
-            case Left(_, reason):
+            case Left(_, reason) if peer.status.state not in AWAY_STATES:  # its status is newer than its events
                 peer.depart(PeerState.LEAVING, reason, now)
             case _:
                 pass

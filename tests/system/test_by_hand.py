@@ -54,6 +54,7 @@ def test_the_four_terminals_of_the_readme_finish_the_run(tmp_path: Path):
             assert peer.returncode == 0, said + errors
             assert errors == ""
             assert "Finished: 2 rounds." in said
+            assert "It has not begun yet" in said or "It is at round" in said  # by the operator's node
         assert "Round 2 of 2: helped with" in said
         operator.send_signal(signal.SIGINT)
         said, errors = operator.communicate(timeout=30)

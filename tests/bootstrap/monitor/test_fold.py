@@ -221,6 +221,12 @@ def test_who_goes_says_why(how: str, state: str):
     assert scene.state(MEMBER)[0] == "waiting"
 
 
+def test_who_pauses_and_says_in_the_same_breath_that_it_leaves_is_paused():
+    scene = Scene(MEMBER)
+    scene.tells(MEMBER, Left("", "its owner stops or pauses this peer"), state=PeerState.PAUSED, doing="quiet hours")
+    assert scene.state(MEMBER) == (PeerState.PAUSED, "quiet hours")
+
+
 def test_who_is_back_from_a_goodbye_is_not_gone_though_its_record_still_says_so():
     scene = Scene(MEMBER)
     scene.later(1)
