@@ -3,7 +3,7 @@ should serve another stage. Pure: peers and the operator's node, which read the 
 
 from bisect import bisect
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from protocol.identity import PeerId
 from protocol.manifest_tables import Replicas
@@ -33,10 +33,14 @@ def _lack(planned: int, there: int, what: str, where: str = "") -> str:
 
 def stages_short(peers: Iterable[PeerRecord], stages: int) -> str:
     """Say at which of the `stages` volunteers are lacking for another group; empty: all stages have as many."""
-    counts = volunteers_by_stage(peers, stages)
+    return uneven_stages(volunteers_by_stage(peers, stages))
+
+
+def uneven_stages(counts: Mapping[int, int]) -> str:
+    """Say which stages are short, by the number of volunteers at each; empty: none is."""
     fewest = min(counts.values())
     short = [stage for stage in counts if counts[stage] == fewest]
-    if len(short) == stages:
+    if len(short) == len(counts):
         return ""
     have = so_many(fewest, "volunteer")
     if len(short) == 1:

@@ -37,6 +37,7 @@ FLAGS = {
     "why": "json",
     "status": "json watch",
     "runs": "json",
+    "dashboard": "demo port trouble",
     "testnet": (
         "audit balance chaos compression data datacenters device dir groups inner-steps layers memory most-steps "
         "ngrams no-compare optimizer overlap preset report rounds stages step-overlap"

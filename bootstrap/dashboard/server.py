@@ -25,7 +25,7 @@ REQUEST_SECONDS = 10.0
 """The seconds in which a request has to arrive, from the connection's start or from the last answer's end."""
 
 RESPONSE_TIMEOUT_SECONDS = 60.0
-"""The seconds in which a client has to read a whole answer; the largest, the chart library, has 4.5 MB."""
+"""The seconds in which a client has to read a whole answer; the largest, the view of a large run, has some MB."""
 
 BEHIND_SECONDS = 30.0
 """The seconds in which a client that follows events has to read those that wait to be written to it."""
@@ -65,9 +65,11 @@ class DashboardPort:
 
 
 @contextmanager
-def dashboard_port(where: str, announced: str | None = None) -> Iterator[DashboardPort]:
+def dashboard_port(
+    where: str, announced: str | None = None, option: str = "--dashboard [HOST:]PORT"
+) -> Iterator[DashboardPort]:
     """Listen where `--dashboard [HOST:]PORT` says, on loopback if no host is given; port 0 is any. `announced` is this
-    node's name for others.
+    node's name for others; `option` is what its user types.
 
     Raises:
         UserError: it is no such address.
@@ -82,8 +84,7 @@ def dashboard_port(where: str, announced: str | None = None) -> Iterator[Dashboa
     except OSError as error:
         why = error.strerror or str(error)
         raise ResourceError(
-            f"the dashboard cannot listen on {join_address(host, port)}: {why}; try another one: "
-            "--dashboard [HOST:]PORT"
+            f"the dashboard cannot listen on {join_address(host, port)}: {why}; try another one: {option}"
         ) from None
     with listening:
         yield DashboardPort(listening, host, tuple(name for name in (host, announced) if name))

@@ -12,6 +12,7 @@ import typer
 from peer.cli.admin import admin
 from peer.cli.bootstrap import BOOTSTRAP_EPILOG, bootstrap
 from peer.cli.credit import CREDIT_EXAMPLES, credit
+from peer.cli.dashboard import DASHBOARD_EXAMPLES, dashboard
 from peer.cli.data import data_commands
 from peer.cli.doctor import DOCTOR_EXAMPLES, doctor
 from peer.cli.import_ import IMPORT_EXAMPLES, import_
@@ -85,6 +86,7 @@ app.command(epilog=RESUME_EXAMPLES, rich_help_panel=TAKE_PART)(resume)
 app.command(epilog=DOCTOR_EXAMPLES, rich_help_panel=SEE)(doctor)
 app.command(epilog=STATUS_EXAMPLES, rich_help_panel=SEE)(status)
 app.command(epilog=RUNS_EXAMPLES, rich_help_panel=SEE)(runs)
+app.command(epilog=DASHBOARD_EXAMPLES, rich_help_panel=SEE)(dashboard)
 app.command(epilog=WHY_EXAMPLES, rich_help_panel=SEE)(why)
 app.command(epilog=CREDIT_EXAMPLES, rich_help_panel=SEE)(credit)
 app.command(epilog=BOOTSTRAP_EPILOG, rich_help_panel=RUN_A_RUN)(bootstrap)

@@ -49,6 +49,7 @@ STATUS = (
     "tests/system/test_status.py::test_rounds_advance_with_their_loss_and_who_is_killed_is_lost_and_who_pauses_says_why"
 )
 SEEN = "tests/system/test_dashboard.py::test_a_browser_sees_rounds_advance_and_a_killed_peer_turn_red"
+DEMO = "tests/peer/cli/test_dashboard.py::test_a_made_up_run_is_served_to_this_machine_alone_and_says_so"
 SIGNED = (
     "tests/system/test_credit.py::"
     "test_all_tokens_of_a_volunteer_are_signed_by_its_neighbour_and_a_forged_file_does_not_verify"
@@ -69,6 +70,7 @@ RUN_BY = {
     | {"--precision": COMPILED, "--compile": COMPILED}
     | dict.fromkeys(("--nnodes", "--node-rank", "--rendezvous", "--secret-file"), MACHINES),
     "status": {"": STATUS, "--json": STATUS},
+    "dashboard": dict.fromkeys(("", "--demo", "--trouble"), DEMO),
     "credit": {"": SIGNED, "--out": SIGNED, "--verify": SIGNED},
     "why": {"": WATCHED, "--json": WATCHED},
     "doctor": {"": GUIDES},
