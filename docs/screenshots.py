@@ -2,7 +2,7 @@
 
     python docs/screenshots.py
 
-The swarm in the pictures is made up (`tests/reference/views.py`): one as large does not run on one machine.
+The swarm in the pictures is made up (`bootstrap/dashboard/demo.py`): one as large does not run on one machine.
 """
 
 import sys
@@ -11,25 +11,24 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
+from bootstrap.dashboard.demo import demo_view  # noqa: E402
 from tests.reference.browser import CHROMIUM, LACKING, chromium, opened  # noqa: E402
 from tests.reference.dashboard import dashboard_of  # noqa: E402
-from tests.reference.views import view  # noqa: E402
 
-PICTURES = (("light", 1280, "light", 1740), ("dark", 1280, "dark", 1740), ("phone", 360, "light", 1500))
+PICTURES = (("light", 1280, "light", 1150), ("dark", 1280, "dark", 1150), ("phone", 390, "light", 1500))
 """Name, width, colours, and how much of the page's height."""
+
+PEERS, BEGAN = 120, 1_795_000_000.0
 
 
 def main() -> None:
     """Take all of them."""
     if CHROMIUM is None:
         sys.exit(LACKING)
-    with dashboard_of(view()) as (shown, url), chromium() as browser:
+    with dashboard_of(demo_view(PEERS, BEGAN + 20, BEGAN, "short")) as (_, url), chromium() as browser:
         for name, width, scheme, height in PICTURES:
-            shown.change(view())
             page = opened(browser, url, width, scheme)
-            shown.change(view(lost=True))
-            page.wait_for_selector(".peer[data-is=lost]")
-            page.wait_for_selector("#bytes .main-svg", state="attached")
+            page.wait_for_selector("#loss polyline", state="attached")
             page.screenshot(path=HERE / f"dashboard-{name}.png", full_page=True, animations="disabled",
                             clip={"x": 0, "y": 0, "width": width, "height": height})  # fmt: skip
             page.context.close()

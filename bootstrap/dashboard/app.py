@@ -7,12 +7,13 @@ given is refused, so that no page of somebody else reads along by pointing its o
 
 import asyncio
 import json
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import to_json
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
@@ -22,6 +23,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from bootstrap.dashboard.page_view import Tree, merge_patch, page_view
 from protocol.addresses import is_ip, read_host, subscriber
 from protocol.clock import monotonic, unix_time
 from protocol.errors import FormatError
@@ -29,25 +31,22 @@ from protocol.monitor import View
 from protocol.net.tasks import first_of
 
 PAGE = Path(__file__).with_name("page")
-CHARTS = ("plotly", "package_data")
-"""The installed package, and its folder, that has the chart library `plotly.min.js`."""
-
 VIEW_INTERVAL_SECONDS = 1.0
 """The seconds between two views that are sent to one page."""
 
 PAGE_HEARTBEAT_SECONDS = 5.0
 """A page that hears nothing for three times as long says that the connection is lost."""
 
+TREES_KEPT = 4
+"""The last trees, of which a page that has one is sent only what has changed since."""
+
 MOST_STREAMS, STREAMS_OF_NETWORK = 96, 32
 """The largest number of event streams at once: a browser has one for each page that it has open."""
 
 EVENTS_PATH = "/events"
 
-EMPTY = "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='"
-"""The style sheet without any text that the chart library makes, to fill it by script. No other may be in the page."""
-
 RESPONSE_HEADERS = {
-    "Content-Security-Policy": f"default-src 'none'; script-src 'self'; style-src 'self' {EMPTY}; img-src 'self'; "
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -74,7 +73,7 @@ def app(
         return FileResponse(PAGE / "page.html", headers={"Cache-Control": "no-cache"})
 
     async def now(_: Request) -> Response:
-        return Response(latest.read(), media_type="application/json", headers={"Cache-Control": "no-store"})
+        return Response(latest.read().view_json(), media_type="application/json", headers={"Cache-Control": "no-store"})
 
     async def events(_: Request) -> Response:
         stream = _events(latest, until_changed, stopping)
@@ -88,7 +87,7 @@ def app(
     routes: list[Route | Mount] = [Route("/", page), Route("/view.json", now), Route(EVENTS_PATH, events)]
     if metrics:
         routes.append(Route("/metrics", measured))
-    routes.append(Mount("/", StaticFiles(directory=PAGE, packages=[CHARTS])))
+    routes.append(Mount("/", StaticFiles(directory=PAGE)))
     known_names = frozenset(name.lower() for name in ("localhost", *names))
     return Starlette(routes=routes, middleware=[Middleware(HostGuard, names=known_names)])
 
@@ -157,37 +156,67 @@ def _is_meant(host: str, names: frozenset[str]) -> bool:
 
 @dataclass(slots=True)
 class Latest:
-    """The view as JSON, for however many read it: looked at anew when it is older than half a second, and another
-    text only where something but the time has changed."""
+    """The view, for however many read it: looked at anew when it is older than half a second. It has another number
+    only where something but the time has changed."""
 
     look: Callable[[], View]
     clock: Callable[[], float] = monotonic
+    number: int = field(default=0, init=False)
     view: View | None = field(default=None, init=False)
-    text: str = field(default="", init=False)
     looked: float = field(default=0.0, init=False)
+    _trees: OrderedDict[int, Tree] = field(default_factory=OrderedDict, init=False)
+    """The last trees that pages may have, by number; the last one is that of `view`."""
+    _texts: dict[int, str] = field(default_factory=dict, init=False)
+    """The events by which a page comes to the newest tree, by the number of the tree that it has; 0: none."""
+    _json: str = field(default="", init=False)
 
-    def read(self) -> str:
-        """One line of JSON."""
+    def read(self) -> "Latest":
+        """Look anew if it is time."""
         if self.view is None or self.clock() - self.looked >= VIEW_INTERVAL_SECONDS / 2:
             fresh = self.look()
-            if self.view is None or fresh.model_copy(update={"now": self.view.now}) != self.view:
-                self.view, self.text = fresh, fresh.model_dump_json()
+            tree = page_view(fresh)
+            patch = merge_patch(self._trees.get(self.number, {}), tree)
+            if patch.keys() - {"now"}:
+                self._texts = {self.number: _event_of("change", patch)} if self.number else {}
+                self.number += 1
+                self.view, self._trees[self.number], self._json = fresh, tree, ""
+                if len(self._trees) > TREES_KEPT:
+                    self._trees.popitem(last=False)
             self.looked = self.clock()
-        return self.text
+        return self
+
+    def view_json(self) -> str:
+        """The whole view as one line of JSON."""
+        if not self._json and self.view is not None:
+            self._json = self.view.model_dump_json()
+        return self._json
+
+    def event_after(self, number: int) -> str:
+        """The event for a page that has the tree of this number: what has changed since, or the whole tree."""
+        if number not in self._texts:
+            before, tree = self._trees.get(number), self._trees[self.number]
+            self._texts[number] = (
+                _event_of("view", tree) if before is None else _event_of("change", merge_patch(before, tree))
+            )
+        return self._texts[number]
 
 
 async def _events(
     latest: Latest, until_changed: Callable[[float], Coroutine[Any, Any, None]], stop: asyncio.Event
 ) -> AsyncIterator[str]:
-    """The view, now and when it has changed, and beats in between."""
-    sent = ""
+    """The run, now and when it has changed, and beats in between."""
+    sent = 0
     while not stop.is_set():
-        text = latest.read()
-        yield _event("view", text) if text != sent else _event("beat", json.dumps(unix_time()))
-        sent = text
+        newest = latest.read().number
+        yield latest.event_after(sent) if newest != sent else _event("beat", json.dumps(unix_time()))
+        sent = newest
         await first_of(asyncio.sleep(VIEW_INTERVAL_SECONDS), stop.wait())
-        if latest.read() == sent:
+        if latest.read().number == sent:
             await first_of(until_changed(PAGE_HEARTBEAT_SECONDS), stop.wait())
+
+
+def _event_of(kind: str, tree: Tree) -> str:
+    return _event(kind, to_json(tree, inf_nan_mode="null").decode())
 
 
 def _event(kind: str, line: str) -> str:

@@ -27,12 +27,16 @@ def chromium() -> Iterator[Browser]:
             browser.close()
 
 
-def opened(browser: Browser, url: str, width: int = 1280, scheme: Literal["light", "dark"] = "light") -> Page:
-    """A page that has been loaded, in a window of this width, and that has seen a first view."""
+def opened(
+    browser: Browser, url: str, width: int = 1280, scheme: Literal["light", "dark"] = "light", script: str = ""
+) -> Page:
+    """A page that has been loaded, in a window of this width, and that has seen a first view. `script` runs before
+    its own."""
     context = browser.new_context(
         viewport={"width": width, "height": 900}, color_scheme=scheme, device_scale_factor=2 if width < 500 else 1
     )
     page = context.new_page()
+    page.add_init_script(script)
     page.goto(url)
     page.wait_for_selector("#connection[data-is=live]", state="attached")
     return page

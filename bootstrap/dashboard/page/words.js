@@ -10,7 +10,7 @@ export const count = (number) => COMPACT.format(number);
 export const whole = (number) => WHOLE.format(number);
 
 /** Of a loss in nats. */
-export const nats = (number) => (number === null ? "" : number.toFixed(3));
+export const nats = (number) => (number === undefined ? "–" : number.toFixed(3));
 
 /** 1.2 MB */
 export function bytes(number) {
@@ -33,12 +33,26 @@ export function duration(seconds) {
   return `${Math.round(seconds / 86400)} days`;
 }
 
-const CLOCK = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false });
-const DAY = new Intl.DateTimeFormat(undefined, { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", hour12: false });
+const CLOCK = new Intl.DateTimeFormat(undefined, {
+  hour: "2-digit",
+  minute: "2-digit",
+  second: "2-digit",
+  hour12: false,
+});
+const DAY = new Intl.DateTimeFormat(undefined, {
+  month: "short",
+  day: "numeric",
+  hour: "2-digit",
+  minute: "2-digit",
+  hour12: false,
+});
 
-/** The time of day, with the day where it is more than one before `now`. */
+const SOON = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", hour12: false });
+
+/** The time of day, with the day where it is more than one from `now`; without seconds where it is to come. */
 export function time(seconds, now) {
-  return (now - seconds < 86400 ? CLOCK : DAY).format(new Date(seconds * 1000));
+  const format = Math.abs(now - seconds) >= 86400 ? DAY : seconds > now ? SOON : CLOCK;
+  return format.format(new Date(seconds * 1000));
 }
 
 export const several = (number, one, more = `${one}s`) => `${whole(number)} ${number === 1 ? one : more}`;

@@ -7,6 +7,7 @@ import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import httpx2
@@ -14,9 +15,17 @@ import pytest
 
 from bootstrap.dashboard import app, server
 from bootstrap.dashboard.app import PAGE, Latest
+from bootstrap.dashboard.demo import Trouble, demo_view
+from bootstrap.dashboard.page_view import merge_patch, page_view
 from protocol.monitor import View
 from tests.reference.dashboard import Shown
-from tests.reference.views import LOST, view
+
+
+def run(trouble: Trouble = "none", why: str = "") -> View:
+    """A made-up run, in which the first peer says `why`."""
+    view = demo_view(5, 1_795_000_020.0, 1_795_000_000.0, trouble)
+    return view.model_copy(update={"peers": [replace(view.peers[0], why=why), *view.peers[1:]]})
+
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\r\n\r\nevent: view\u2028\u202e"
 
@@ -29,7 +38,7 @@ def asked(
     """Serve `seen`, and ask, in a loop of this kind."""
 
     async def both() -> None:
-        shown, url = Shown(seen or view()), asyncio.get_running_loop().create_future()
+        shown, url = Shown(seen or run()), asyncio.get_running_loop().create_future()
         async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
             serving = tasks.create_task(shown.serve(url.set_result, metrics=b"hetpeer_run_round 13\n"))
             async with httpx2.AsyncClient(base_url=await url, trust_env=False) as client:
@@ -66,7 +75,7 @@ def test_the_page_and_all_it_asks_for_come_from_here():
         page = (await client.get("/")).text
         scripts = [path.name for path in PAGE.glob("*.js")]
         names = {*re.findall(r'(?:src|href)="([^"#]+)"', page), *scripts}
-        assert {"plotly.min.js", "page.css", "page.js", "icon.svg"} <= names
+        assert {"page.css", "page.js", "icon.svg"} <= names
         for name in names:
             answer = await client.get(f"/{name}")
             assert answer.status_code == 200, name
@@ -162,17 +171,19 @@ def test_events_are_the_view_now_and_again_when_it_has_changed_and_beats_in_betw
             lines = lines_of(answer)
             kind, data = await told(lines)
             assert kind == "view"
-            assert View.model_validate_json(data) == shown.view
+            before = json.loads(data)
+            assert before == page_view(shown.view)
             kind, data = await told(lines)
             assert kind == "beat"
             assert float(data) > 1.7e9
-            later = view(lost=True)
+            later = run("short")
             shown.change(later)
             while kind == "beat":
                 kind, data = await told(lines)
-            assert View.model_validate_json(data) == later
+            assert kind == "change"
+            assert json.loads(data) == merge_patch(before, page_view(later))
             shown.end()  # and a stream that is listened to does not hold up the node's end
-            assert [line async for line in lines if line.startswith("event: view")] == []
+            assert [line async for line in lines if line.startswith("event: change")] == []
 
     asked(ask)
 
@@ -266,8 +277,8 @@ def test_a_burst_of_connections_leaves_no_more_than_there_may_be(monkeypatch: py
     asked(ask, loop=asyncio.SelectorEventLoop)
 
 
-@pytest.mark.parametrize("path", ["/plotly.min.js", "/events"])
-def test_who_does_not_take_what_it_asked_for_is_hung_up_on(path: str, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(("path", "length"), [("/view.json", 12_000_000), ("/events", 200_000)])
+def test_who_does_not_take_what_it_asked_for_is_hung_up_on(path: str, length: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("bootstrap.dashboard.server.RESPONSE_TIMEOUT_SECONDS", 0.2)
     monkeypatch.setattr("bootstrap.dashboard.server.BEHIND_SECONDS", 0.2)
     monkeypatch.setattr("bootstrap.dashboard.app.VIEW_INTERVAL_SECONDS", 0.0)
@@ -276,14 +287,14 @@ def test_who_does_not_take_what_it_asked_for_is_hung_up_on(path: str, monkeypatc
         reader, writer = await half(client, f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
         await reader.readline()
         writer.transport.pause_reading()  # type: ignore[attr-defined]
-        gone, loud = asyncio.create_task(_gone(writer)), view(lost=True, why="x" * 200_000)
+        gone = asyncio.create_task(_gone(writer))
         for number in itertools.count():
             if gone.done():
                 break
-            shown.change(loud.model_copy(update={"tokens": number}))
+            shown.change(run("short", str(number) + "x" * 200_000))
             await asyncio.sleep(0.01)
 
-    asked(ask)
+    asked(ask, run("short", "x" * length))
 
 
 async def _gone(writer: asyncio.StreamWriter) -> None:
@@ -296,13 +307,13 @@ async def _gone(writer: asyncio.StreamWriter) -> None:
 
 
 def test_hostile_words_are_one_line_of_json():
-    hostile = view(lost=True, why=HOSTILE)
+    hostile = run("short", HOSTILE)
 
     async def ask(client: httpx2.AsyncClient, _: Shown) -> None:
         async with client.stream("GET", "/events") as answer:
             kind, data = await told(lines_of(answer))
         assert kind == "view"
-        assert next(each["why"] for each in json.loads(data)["peers"] if each["id"] == LOST) == HOSTILE
+        assert json.loads(data)["peers"][hostile.peers[0].id]["why"] == HOSTILE
 
     asked(ask, hostile)
 
@@ -312,15 +323,30 @@ def test_however_many_read_it_the_view_is_made_at_most_twice_a_second():
 
     def look() -> View:
         looks.append(now[0])
-        return view().model_copy(update={"now": now[0]})
+        return run().model_copy(update={"now": now[0]})
 
     latest = Latest(look, lambda: now[0])
-    first = latest.read()
-    assert {latest.read() for _ in range(50)} == {first}
+    first = latest.read().event_after(0)
+    assert {latest.read().event_after(0) for _ in range(50)} == {first}
     assert looks == [100.0]
     now[0] += 0.6
-    assert latest.read() == first  # only the time has changed
+    assert latest.read().event_after(0) == first  # only the time has changed
+    assert latest.number == 1
     assert looks == [100.0, 100.6]
+
+
+def test_a_page_that_is_a_little_behind_gets_what_has_changed_and_one_far_behind_everything():
+    views = [run("short", str(number)) for number in range(9)]
+    now = [100.0]
+    latest = Latest(lambda: views[int(now[0]) - 100], lambda: now[0])
+    for _ in views[1:]:
+        latest.read()
+        now[0] += 1
+    newest = latest.read().number
+    trees = [page_view(view) for view in views]
+    patch = json.loads(latest.event_after(newest - 2).removeprefix("event: change\ndata: "))
+    assert patch == merge_patch(trees[-3], trees[-1]) == {"peers": {views[0].peers[0].id: {"why": "8"}}}
+    assert json.loads(latest.event_after(1).removeprefix("event: view\ndata: ")) == trees[-1]
 
 
 def test_the_files_are_in_the_wheel():
