@@ -14,6 +14,8 @@ import pytest
 
 from benchmarks.shaped import hosts
 from tests.chaos import namespaces
+from tests.reference.browser import CHROMIUM
+from tests.reference.browser import LACKING as LACKING_BROWSER
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -21,6 +23,7 @@ COMPUTED = {"time_to_loss"}
 """Of a sweep's results alone: its test has simpler ones, and its page those of the sweep."""
 
 LACKING = {"citizen": hosts.missing(), "utilization": hosts.missing(), "storm": namespaces.missing()}
+LACKING |= {"dashboard": None if CHROMIUM else LACKING_BROWSER}
 """What this machine lacks for a benchmark; None: nothing."""
 
 
