@@ -5,7 +5,7 @@ What the mathematics keeps is counted:
     device   16 bytes a value that is trained (weight, gradient, two moments of AdamW; Muon has one: 12), 4 more where
              steps overlap (the weights before the last step), 4 a value that is looked up (T⊥) or evaluated with, and
              what each microbatch in flight keeps for its backward pass
-    host     8 a value that is authored (grid, error feedback), 4 a value that is followed
+    host     8 a value that is authored (grid, error feedback), 4 a value that is followed, and a volunteer's frames
 
 What passes, copies of one tensor at a time and the products of one layer, is a bound that `benchmarks/memory.py` holds
 against what processes take: from the preset `tiny` on, no estimate is below a peak that was measured, nor more than
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from protocol.architectures import architecture_of
+from protocol.codec.frames import FrameRules
 from protocol.identity import Part, parts_authored, stage_part
 from protocol.layout import (
     HEAD_TENSOR,
@@ -71,6 +72,10 @@ EVALUATION_TABLES = 2
 
 AUTHORED_PASSING_BYTES, FOLLOWED_PASSING_BYTES = 12, 8
 """A value of the largest tensor, on the host: the copies in which it changes, and Δ of what is authored."""
+
+FRAME_COPIES = 4
+"""The copies of a frame on the host, in each direction: the payload and the message, of one that comes and one that
+goes."""
 
 SLACK = 1.02
 """The factor for the memory that the allocator cannot use."""
@@ -128,7 +133,7 @@ def memory_of(manifest: Manifest, duty: Duty, process: int = PROCESS_BYTES) -> M
     """An upper estimate of a peer's memory, in one process, which takes `process` bytes without a model."""
     authored, followed = parts_of(manifest, duty)
     outer = AUTHORED_BYTES * _values(manifest, authored) + FOLLOWED_BYTES * _values(manifest, followed)
-    outer += process + (TRAINING_BYTES if authored else 0)
+    outer += process + (TRAINING_BYTES if authored else 0) + (frame_bytes(manifest) if duty.role == "volunteer" else 0)
     host_passing = max(
         AUTHORED_PASSING_BYTES * _largest_tensor(manifest, authored),
         FOLLOWED_PASSING_BYTES * _largest_tensor(manifest, followed),
@@ -212,6 +217,13 @@ def spot_check_bytes(manifest: Manifest) -> int:
     return entered + max(
         microbatch_bytes(manifest, stage, True) + pass_bytes(manifest, stage, True) for stage in stages
     )
+
+
+def frame_bytes(manifest: Manifest) -> int:
+    """The bytes of the frames that a volunteer has on the host, pinned where a card computes: in each direction one
+    that has come, one that goes, and a copy of each on the wire."""
+    rules = FrameRules.of(manifest)
+    return FRAME_COPIES * (rules.activations.size + rules.gradients.size)
 
 
 def parts_of(manifest: Manifest, duty: Duty) -> tuple[list[Part], list[Part]]:
