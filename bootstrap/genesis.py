@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from bootstrap.data import published_text
-from bootstrap.data.documents import read_corpus, split
+from bootstrap.data.corpus import read_corpus, split
 from bootstrap.data.encoding import END_OF_TEXT_ID, tokenize, train_tokenizer
 from protocol.errors import FormatError, ManifestError, ResourceError
 from protocol.files import replacing, write_atomically

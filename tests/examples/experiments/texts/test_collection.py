@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootstrap.data.documents import read_corpus
+from bootstrap.data.corpus import read_corpus
 from examples.experiments.texts import collection
 from examples.experiments.texts.collection import (
     LONG_DOCUMENT,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bootstrap.data.documents import read_corpus, split
+from bootstrap.data.corpus import read_corpus, split
 from protocol.errors import ResourceError
 
 
