@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bootstrap.data.documents import TEXT
+from bootstrap.data.formats import HEAD_BYTES, LINES, NUL_CHARACTERS, PARQUET, TABLES, TEXT, reading_suffix, recognized
 from protocol.errors import ResourceError
 
 NOT_LIBRARY = {"test", "tests", "idlelib", "idle_test", "site-packages", "dist-packages"}
@@ -36,9 +36,15 @@ def read_corpus(path: Path | None) -> Corpus:
     if path is None:
         return _speeches() or _python_library()
     if path.is_file():
+        if path.suffix.lower() == ".gz" or path.suffix.lower() in TABLES or reading_suffix(path) in (*LINES, *PARQUET):
+            raise ResourceError(
+                f"{path} is no plain text: prepare it with `hetpeer data prepare`, and give the prepared folder"
+            )
         return _corpus([path], f"the file {path}")
     if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.suffix in TEXT and file.is_file())
+        files = sorted(
+            file for file in path.rglob("*") if reading_suffix(file) == file.suffix.lower() in TEXT and file.is_file()
+        )
         return _corpus(files, f"the .txt and .md files in {path}")
     raise ResourceError(f"there is no text at {path}: give a text file, or a folder with .txt or .md files")
 
@@ -64,7 +70,7 @@ def _corpus(files: Sequence[Path], source: str) -> Corpus:
     """Raises ResourceError unless there is text in the files."""
     documents = tuple(text for file in files if (text := _read_text(file)).strip())
     if not documents:
-        raise ResourceError(f"there is no text in {source}")
+        raise ResourceError(f"there is no text in {source}; `hetpeer data prepare` reads JSON lines and Parquet, too")
     megabytes = sum(map(len, documents)) / 1e6
     number = "1 document" if len(documents) == 1 else f"{len(documents)} documents"
     return Corpus(documents, f"The text is {source}: {number}, {megabytes:.1f} million characters.")
@@ -72,11 +78,17 @@ def _corpus(files: Sequence[Path], source: str) -> Corpus:
 
 def _read_text(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
+        data = file.read_bytes()
+        text = data.decode("utf-8-sig")
     except OSError as error:
         raise ResourceError(f"cannot read {file}: {error.strerror}") from None
     except UnicodeDecodeError:
+        if wrong := recognized(data[:HEAD_BYTES]):
+            raise ResourceError(f"{file} {wrong}, or leave it out") from None
         raise ResourceError(f"{file} is not text in UTF-8: convert it, or leave it out") from None
+    if wrong := recognized(data[:HEAD_BYTES]) or (NUL_CHARACTERS if "\0" in text else ""):
+        raise ResourceError(f"{file} {wrong}")
+    return text.replace("\r\n", "\n").replace("\r", "\n")  # as files of text are read elsewhere
 
 
 def split(documents: Sequence[str], held_out: float, seed: int) -> tuple[list[str], list[str]]:

@@ -8,14 +8,26 @@ import io
 import json
 import math
 import re
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bootstrap.data.formats import (
+    HEAD_BYTES,
+    LINES,
+    NUL_CHARACTERS,
+    PARQUET,
+    TABLES,
+    TEXT,
+    escaped,
+    is_compressed,
+    passed_over,
+    reading_suffix,
+    recognized,
+)
 from protocol.errors import ResourceError, UserError
-
-TEXT, LINES, PARQUET = (".txt", ".md"), (".jsonl", ".ndjson", ".json"), (".parquet",)
 
 HUGGING_FACE = "hf:"
 
@@ -36,6 +48,9 @@ ROWS = 64
 
 LONGEST_PIECE = 2**26
 """The longest piece of a text without a line break; it is cut there."""
+
+REWRITE = 'write each record as {"text": …}, a string with the whole text of it'
+"""The cure for records whose text is not in a string of one of their own fields."""
 
 BREAK = re.compile(r"\n(?=\S)")
 """A line break before which the byte-level pre-tokenizer cuts tokens, so text may be cut there, too."""
@@ -73,7 +88,7 @@ class Meter:
         self.records += 1
         self.skipped += 1
         if len(self.bad) < BAD_LISTED:
-            self.bad.append(record)
+            self.bad.append(escaped(record))
         most = self.most_bad * max(self.records, FIRST_RECORDS)
         if self.skipped == self.records and self.most_bad < 1:  # another field is meant, say
             most = 0.0
@@ -91,6 +106,11 @@ class Meter:
 
     def _too_many(self) -> ResourceError:
         named = "; ".join(self.bad[:BAD_NAMED])
+        if self.skipped == self.records:
+            return ResourceError(
+                f"{self.skipped} of {self.records} records read so far cannot be used: {named}. Mend them; if others "
+                "can be used, --skip-bad 100% goes on to them"
+            )
         share = 100 * self.skipped / max(1, self.records)
         return ResourceError(
             f"{self.skipped} of {self.records} records read so far cannot be used: {named}. Mend them, or leave such "
@@ -108,8 +128,9 @@ class DocumentSource:
     pieces: Callable[[Meter], Iterator[Piece]]
 
 
-def find(named: Iterable[str], text_field: str) -> list[DocumentSource]:
-    """The sources that a user named: files, folders, and `hf:NAME[:CONFIG[:SPLIT]]`.
+def find(named: Iterable[str], text_field: str, tell: Callable[[str], object] = bool) -> list[DocumentSource]:
+    """The sources that a user named: files, folders, and `hf:NAME[:CONFIG[:SPLIT]]`. `tell` is called with a sentence
+    about the files of a folder that are not read.
 
     Raises:
         ResourceError: there is no text in one, or a library that it takes is not installed.
@@ -120,7 +141,7 @@ def find(named: Iterable[str], text_field: str) -> list[DocumentSource]:
         if name.startswith(HUGGING_FACE):
             sources.append(_hugging_face(name, text_field))
         else:
-            sources += [_file(path, text_field) for path in _files(Path(name))]
+            sources += [_file(path, text_field) for path in _files(Path(name), tell)]
     return sources
 
 
@@ -136,26 +157,29 @@ def after(pieces: Iterable[Piece], documents: int) -> Iterator[Piece]:
             yield piece
 
 
-def _files(path: Path) -> list[Path]:
+def _files(path: Path, tell: Callable[[str], object]) -> list[Path]:
     if path.is_file():
         return [path]
     if not path.is_dir():
         raise ResourceError(f"there is nothing at {path}: give files, folders, or hf:NAME")
-    files = sorted(file for file in path.rglob("*") if _kind(file) and file.suffix != ".json" and file.is_file())
+    inside = sorted(path.rglob("*"))
+    files = [file for file in inside if reading_suffix(file) not in ("", ".json") and file.is_file()]
+    others = passed_over(path, inside)
     if not files:
         kinds = ", ".join(kind for kind in (*TEXT, *LINES, *PARQUET) if kind != ".json")
-        raise ResourceError(f"there is no text in {path}: no file in it ends with {kinds} (or these and .gz)")
+        others = f"; {others}" if others else ""
+        raise ResourceError(f"there is no text in {path}: no file in it ends with {kinds} (or these and .gz){others}")
+    if others:
+        tell(others)
     return files
 
 
-def _kind(path: Path) -> str:
-    """The suffix that says how to read a file, without .gz; empty if it is none of ours."""
-    suffix = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
-    return suffix if suffix in (*TEXT, *LINES, *PARQUET) else ""
-
-
 def _file(path: Path, text_field: str) -> DocumentSource:
-    kind = _kind(path)
+    kind = reading_suffix(path)
+    if kind in PARQUET and is_compressed(path):
+        raise ResourceError(f"{path} is Parquet in gzip, which is not read: decompress it with `gunzip`")
+    if path.suffix.lower() in TABLES:
+        raise ResourceError(f"{path} is a table: write it as JSON lines or Parquet, or name it .txt to be one text")
     if kind in PARQUET:
         _require("pyarrow", path, "parquet")
     read = _of_parquet if kind in PARQUET else _of_lines if kind in LINES else _of_text
@@ -163,11 +187,18 @@ def _file(path: Path, text_field: str) -> DocumentSource:
     def pieces(meter: Meter) -> Iterator[Piece]:
         try:
             yield from read(path, text_field, meter)
+            meter.before = meter.done = meter.before + path.stat().st_size
+        except EOFError:
+            raise ResourceError(f"{path} ends too early: it is damaged; fetch it again") from None
+        except (gzip.BadGzipFile, zlib.error) as error:
+            raise ResourceError(
+                f"cannot read {path}: it is no gzip file, or damaged ({error}): fetch it again, or take .gz off "
+                "its name"
+            ) from None
         except OSError as error:
             raise ResourceError(f"cannot read {path}: {error.strerror or error}") from None
-        except EOFError:
-            raise ResourceError(f"{path} ends too early: it is damaged") from None
-        meter.before = meter.done = meter.before + path.stat().st_size
+        except UnicodeDecodeError:
+            raise ResourceError(f"{path} has changed while it was read: prepare it when nobody writes it") from None
 
     stat = path.stat()
     return DocumentSource(f"{path.absolute()} {stat.st_size} {stat.st_mtime_ns}", stat.st_size, pieces)
@@ -180,12 +211,8 @@ def _require(library: str, what: object, extra: str) -> None:
 
 def _of_text(path: Path, text_field: str, meter: Meter) -> Iterator[Piece]:
     """A file is one document. It is decoded once before any of it counts: half a document would be worse than none."""
-    try:
-        with path.open("rb") as raw, _decoded(path, raw) as decoded:
-            while decoded.read(READ_CHARACTERS):
-                pass
-    except UnicodeDecodeError as error:
-        meter.skip(f"{path} is not text in UTF-8 ({error.reason})")
+    if wrong := _why_no_text(path):
+        meter.skip(f"{path} {wrong}")
         return
     meter.records += 1
     rest = ""
@@ -201,9 +228,27 @@ def _of_text(path: Path, text_field: str, meter: Meter) -> Iterator[Piece]:
     yield Piece(rest, True)
 
 
+def _why_no_text(path: Path) -> str:
+    """Say what is wrong with a file of text, with the cure; empty if nothing is."""
+    with path.open("rb") as raw, _unpacked(path, raw) as data:
+        if wrong := recognized(data.read(HEAD_BYTES)):
+            return wrong
+    try:
+        with path.open("rb") as raw, _decoded(path, raw) as decoded:
+            while some := decoded.read(READ_CHARACTERS):
+                if "\0" in some:
+                    return NUL_CHARACTERS
+    except UnicodeDecodeError as error:
+        return f"is not text in UTF-8 ({error.reason})"
+    return ""
+
+
 def _of_lines(path: Path, text_field: str, meter: Meter) -> Iterator[Piece]:
     """A line of JSON is a document. A file that is one list has a document in each of its items."""
-    with path.open("rb") as raw, gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw as lines:
+    with path.open("rb") as raw, _unpacked(path, raw) as lines:
+        if wrong := recognized(lines.peek(HEAD_BYTES)[:HEAD_BYTES]):
+            meter.skip(f"{path} {wrong}")
+            return
         for number, line in enumerate(lines, start=1):
             if number == 1:
                 line = line.removeprefix(codecs.BOM_UTF8)
@@ -227,7 +272,7 @@ def _of_line(line: bytes, where: str, text_field: str, meter: Meter) -> Iterator
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
-        meter.skip(f"{where}: {error}")
+        meter.skip(f"{where}: is no JSON of one line, as `jq -c` writes it: {error}")
     else:
         yield from _of_row(row, where, text_field, meter)
 
@@ -243,8 +288,13 @@ def _of_row(row: object, where: str, text_field: str, meter: Meter) -> Iterator[
         yield Piece(text, True)
 
 
+def _unpacked(path: Path, raw: Any) -> Any:
+    """The bytes of a file, decompressed where its name says so."""
+    return gzip.GzipFile(fileobj=raw) if is_compressed(path) else raw
+
+
 def _decoded(path: Path, raw: Any) -> io.TextIOWrapper:
-    return io.TextIOWrapper(gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw, encoding="utf-8-sig")
+    return io.TextIOWrapper(_unpacked(path, raw), encoding="utf-8-sig")
 
 
 def _text_of(row: Any, text_field: str) -> str:
@@ -253,10 +303,14 @@ def _text_of(row: Any, text_field: str) -> str:
         raise ValueError(f"is no object with a field {text_field!r}")
     if text_field not in row:
         fields = ", ".join(map(str, row))[:200]
+        if row and not any(isinstance(value, str) for value in row.values()):
+            raise ValueError(f"has no field {text_field!r}, but {fields}, none of them text: {REWRITE}")
         raise ValueError(f"has no field {text_field!r}, but {fields}: name the one with the text by --field")
     text = row[text_field]
     if not isinstance(text, str):
-        raise ValueError(f"field {text_field!r} is no text but {'null' if text is None else type(text).__name__}")
+        cure = f": {REWRITE}" if isinstance(text, dict | list | bytes) else ""
+        kind = "null" if text is None else type(text).__name__
+        raise ValueError(f"field {text_field!r} is no text but {kind}{cure}")
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -279,12 +333,20 @@ def _of_parquet(path: Path, text_field: str, meter: Meter) -> Iterator[Piece]:
         rows, size = max(1, file.metadata.num_rows), path.stat().st_size
         read = 0
         for some in file.iter_batches(batch_size=ROWS, columns=[text_field]):
-            for number, text in enumerate(some.column(0).to_pylist(), start=read + 1):
+            for number, text in enumerate(map(_cell, some.column(0)), start=read + 1):
                 yield from _of_row({text_field: text}, f"{path}, row {number}", text_field, meter)
             read += some.num_rows
             meter.done = meter.before + size * read // rows
     except pyarrow.ArrowException as error:
-        raise ResourceError(f"{path} is no Parquet file, or damaged: {error}") from None
+        raise ResourceError(f"{path} is no Parquet file, or damaged: {error}: fetch it again") from None
+
+
+def _cell(scalar: Any) -> object:
+    """The value of a cell of a Parquet file; bytes, where what should be text is not in UTF-8."""
+    try:
+        return scalar.as_py()
+    except UnicodeDecodeError:
+        return b""
 
 
 def _hugging_face(name: str, text_field: str) -> DocumentSource:

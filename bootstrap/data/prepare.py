@@ -81,7 +81,7 @@ def prepare_text(wanted: PrepareRequest, out: Path, progress: PrepareProgress) -
     mirrors = base_urls(wanted.mirrors)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ResourceError(f"{out} is not empty: give another folder, or delete this one to prepare it anew")
-    sources = find(wanted.sources, wanted.field)
+    sources = find(wanted.sources, wanted.field, lambda sentence: progress(sentence, 0, 0))
     partial = out.absolute().with_name(f".{out.absolute().name}.partial")
     with _alone(partial.with_suffix(".lock"), out):
         return _prepare(wanted, sources, mirrors, out, partial, progress)

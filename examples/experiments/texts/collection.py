@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 
-from bootstrap.data.documents import TEXT
+from bootstrap.data.formats import TEXT
 from examples.experiments.texts.decoders import read_members
 from examples.experiments.texts.sources import COLLECTIONS, Debian, TextPackage, Texts, check_apt, fetch
 from protocol.errors import FormatError, ResourceError
