@@ -23,6 +23,13 @@ def shown(value: object) -> str:
     return json.dumps(value)[:MOST_QUOTED_CHARACTERS]
 
 
+WORDS = {
+    "missing": "is missing: give it, or a preset that has it",
+    "model_type": "is no table",
+}
+"""The reasons of errors, by pydantic's names for them, where pydantic's words are no user's."""
+
+
 class Section(BaseModel):
     """A table of a TOML file: frozen, with unknown keys, infinity and NaN as errors."""
 
@@ -39,14 +46,29 @@ def read_tables(path: Path, what: str) -> dict[str, Any]:
         ManifestError: it cannot be read, or is not TOML.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         if any(line.count(".") > MOST_DOTS for line in text.splitlines()):
             raise ManifestError(f"{path} is no {what}: it has a line with more than {MOST_DOTS} dots")
         return tomllib.loads(text)
     except OSError as error:
-        raise ManifestError(f"cannot read the {what} {path}: {error.strerror}") from None
+        raise ManifestError(f"cannot read the {what} {path}: {error.strerror}; give a file of TOML") from None
+    except UnicodeDecodeError as error:
+        raise ManifestError(f"{path} is not valid TOML: no UTF-8 ({error.reason}); save it as UTF-8") from None
     except (ValueError, RecursionError) as error:  # of tomllib too: a number of too many digits, a list in a list in …
-        raise ManifestError(f"{path} is not valid TOML: {error}") from None
+        raise ManifestError(f"{path} is not valid TOML: {error}{_toml_cure(text, str(error))}") from None
+
+
+def _toml_cure(text: str, error: str) -> str:
+    """Say what to do about a file that is not valid TOML, where its error does not say it; empty where it does."""
+    if text.lstrip().startswith("{"):
+        return '; it looks like JSON: write tables, as [model], and fields, as preset = "nano"'
+    if "after a key" in error or "Invalid statement" in error:
+        return '; write tables, as [model], and fields, as preset = "nano"'
+    if "Invalid value" in error or "after a statement" in error:
+        return '; text stands in straight quotation marks, as in preset = "nano"'
+    if "Cannot declare" in error or "Cannot overwrite" in error:
+        return "; it is there twice: leave one of them out"
+    return ""
 
 
 def validated(kind: type[AnySection], tables: dict[str, Any], source: str, *within: str) -> AnySection:
@@ -60,7 +82,9 @@ def validated(kind: type[AnySection], tables: dict[str, Any], source: str, *with
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join([*within, *map(str, first["loc"])])[:MOST_QUOTED_CHARACTERS] or "manifest"
-        reason = first["msg"].removeprefix("Value error, ")[:MOST_QUOTED_CHARACTERS]
+        reason = WORDS.get(first["type"], first["msg"].removeprefix("Value error, "))[:MOST_QUOTED_CHARACTERS]
+        if first["type"] == "string_pattern_mismatch" and first["loc"] == ("run", "name"):
+            reason = "give 1 to 64 of A-Z, a-z, 0-9, dot, _ and -"
         is_unknown = first["type"] == "extra_forbidden"
         if is_unknown:
             reason = f"there is no such field; {_near(kind, first['loc'])}"

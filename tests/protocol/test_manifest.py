@@ -1,5 +1,7 @@
 """The manifest: read, checked, compared."""
 
+from pathlib import Path
+
 import pytest
 
 from protocol.errors import ManifestError
@@ -220,6 +222,31 @@ def test_a_missing_file_and_broken_toml_are_named(tmp_path):
     (tmp_path / "bad.toml").write_text("[model")
     with pytest.raises(ManifestError, match="not valid TOML"):
         load_manifest(tmp_path / "bad.toml")
+
+
+@pytest.mark.parametrize(
+    ("contents", "words"),
+    [
+        (b"", "model: is missing: give it"),
+        (b'{"model": {"preset": "nano"}}', "it looks like JSON: write tables"),
+        (b"model:\n  preset: nano\n", r"write tables, as \[model\]"),
+        (b"[model]\npreset = nano\n", "straight quotation marks"),
+        ("[model]\npreset = “nano”\n".encode(), "straight quotation marks"),
+        (b"[model]\n[model]\n", "it is there twice"),
+        (b'[[model]]\npreset = "nano"\n', "model: is no table"),
+        ('[model]\npreset = "nano"\n'.encode("utf-16"), "save it as UTF-8"),
+        ('[model]\npreset = "nano"\n[run]\nname = "größe"\n'.encode(), r"run\.name: give 1 to 64 of A-Z"),
+    ],
+)
+def test_a_file_that_is_no_manifest_is_refused_with_the_cure(tmp_path: Path, contents: bytes, words: str):
+    (tmp_path / "run.toml").write_bytes(contents)
+    with pytest.raises(ManifestError, match=words):
+        load_manifest(tmp_path / "run.toml")
+
+
+def test_a_manifest_that_begins_with_a_byte_order_mark_is_read(tmp_path: Path):
+    (tmp_path / "run.toml").write_text('[model]\r\npreset = "nano"\r\n', encoding="utf-8-sig")
+    assert load_manifest(tmp_path / "run.toml").model.layers == 4
 
 
 def test_overrides_replace_the_file(tmp_path):
