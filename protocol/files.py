@@ -16,6 +16,9 @@ LOG_BYTES = 8 * 1024 * 1024
 """The size at which a log is rotated: some 40,000 lines. With the file before it a log takes 16 MiB at most."""
 
 
+GIT_LFS = b"version https://git-lfs.github.com/spec/"
+"""The beginning of what Git LFS has in the place of a large file, where that was not fetched."""
+
 _EXACTLY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 """Flags with which a symbolic link is not followed, and nobody is waited for at a FIFO."""
 

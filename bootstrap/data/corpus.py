@@ -9,7 +9,16 @@ from pathlib import Path
 
 import numpy as np
 
-from bootstrap.data.formats import HEAD_BYTES, LINES, NUL_CHARACTERS, PARQUET, TABLES, TEXT, reading_suffix, recognized
+from bootstrap.data.formats import (
+    FORMAT_BYTES,
+    LINES,
+    NUL_CHARACTERS,
+    PARQUET,
+    TABLES,
+    TEXT,
+    reading_suffix,
+    recognized,
+)
 from protocol.errors import ResourceError
 
 NOT_LIBRARY = {"test", "tests", "idlelib", "idle_test", "site-packages", "dist-packages"}
@@ -83,10 +92,10 @@ def _read_text(file: Path) -> str:
     except OSError as error:
         raise ResourceError(f"cannot read {file}: {error.strerror}") from None
     except UnicodeDecodeError:
-        if wrong := recognized(data[:HEAD_BYTES]):
+        if wrong := recognized(data[:FORMAT_BYTES]):
             raise ResourceError(f"{file} {wrong}, or leave it out") from None
         raise ResourceError(f"{file} is not text in UTF-8: convert it, or leave it out") from None
-    if wrong := recognized(data[:HEAD_BYTES]) or (NUL_CHARACTERS if "\0" in text else ""):
+    if wrong := recognized(data[:FORMAT_BYTES]) or (NUL_CHARACTERS if "\0" in text else ""):
         raise ResourceError(f"{file} {wrong}")
     return text.replace("\r\n", "\n").replace("\r", "\n")  # as files of text are read elsewhere
 

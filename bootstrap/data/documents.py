@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bootstrap.data.formats import (
-    HEAD_BYTES,
+    FORMAT_BYTES,
     LINES,
     NUL_CHARACTERS,
     PARQUET,
@@ -231,7 +231,7 @@ def _of_text(path: Path, text_field: str, meter: Meter) -> Iterator[Piece]:
 def _why_no_text(path: Path) -> str:
     """Say what is wrong with a file of text, with the cure; empty if nothing is."""
     with path.open("rb") as raw, _unpacked(path, raw) as data:
-        if wrong := recognized(data.read(HEAD_BYTES)):
+        if wrong := recognized(data.read(FORMAT_BYTES)):
             return wrong
     try:
         with path.open("rb") as raw, _decoded(path, raw) as decoded:
@@ -246,7 +246,7 @@ def _why_no_text(path: Path) -> str:
 def _of_lines(path: Path, text_field: str, meter: Meter) -> Iterator[Piece]:
     """A line of JSON is a document. A file that is one list has a document in each of its items."""
     with path.open("rb") as raw, _unpacked(path, raw) as lines:
-        if wrong := recognized(lines.peek(HEAD_BYTES)[:HEAD_BYTES]):
+        if wrong := recognized(lines.peek(FORMAT_BYTES)[:FORMAT_BYTES]):
             meter.skip(f"{path} {wrong}")
             return
         for number, line in enumerate(lines, start=1):

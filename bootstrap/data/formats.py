@@ -4,26 +4,28 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
+from protocol.files import GIT_LFS
+
 TEXT, LINES, PARQUET = (".txt", ".md"), (".jsonl", ".ndjson", ".json"), (".parquet",)
 """The suffixes of files that are read, in small letters; `.gz` may follow those of the first two."""
 
 TABLES = (".csv", ".tsv")
 
-HEAD_BYTES = 512
+FORMAT_BYTES = 512
 """The first bytes of a file, by which its format is recognized: a tar archive has its mark at 257."""
 
-RESAVE = "convert it, as with `iconv -f UTF-{bits} -t UTF-8`"
+CONVERT = "convert it, as with `iconv -f UTF-{bits} -t UTF-8`"
 
 SIGNATURES: tuple[tuple[int, bytes, str], ...] = (
     (
         0,
-        b"version https://git-lfs.github.com/spec/",
+        GIT_LFS,
         "is a pointer of Git LFS to a file: fetch that with `git lfs pull`",
     ),
-    (0, b"\xff\xfe\0\0", f"is text in UTF-32, not UTF-8: {RESAVE.format(bits=32)}"),
-    (0, b"\0\0\xfe\xff", f"is text in UTF-32, not UTF-8: {RESAVE.format(bits=32)}"),
-    (0, b"\xff\xfe", f"is text in UTF-16, not UTF-8: {RESAVE.format(bits=16)}"),
-    (0, b"\xfe\xff", f"is text in UTF-16, not UTF-8: {RESAVE.format(bits=16)}"),
+    (0, b"\xff\xfe\0\0", f"is text in UTF-32, not UTF-8: {CONVERT.format(bits=32)}"),
+    (0, b"\0\0\xfe\xff", f"is text in UTF-32, not UTF-8: {CONVERT.format(bits=32)}"),
+    (0, b"\xff\xfe", f"is text in UTF-16, not UTF-8: {CONVERT.format(bits=16)}"),
+    (0, b"\xfe\xff", f"is text in UTF-16, not UTF-8: {CONVERT.format(bits=16)}"),
     (0, b"\x1f\x8b", "is compressed by gzip: let its name end with .gz"),
     (0, b"\x28\xb5\x2f\xfd", "is compressed by zstd: decompress it with `zstd -d`"),
     (4, b"1AY&SY", "is compressed by bzip2: decompress it with `bunzip2`"),

@@ -14,6 +14,7 @@ is unpickled.
 
 import json
 import math
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,6 +31,14 @@ from protocol.errors import ResourceError, UserError
 from protocol.layout import EMBEDDING_TENSOR, HEAD_TENSOR, Layout, Shape, whole_layout
 from protocol.manifest import Manifest
 from protocol.model_sizes import Model, NgramTables
+from protocol.run.checkpoint_cures import (
+    RESAVE,
+    damaged_file_cure,
+    missing_config_cure,
+    missing_tensors_cure,
+    missing_weights_cure,
+    quantized_words,
+)
 from protocol.run.model_config import NO_NGRAMS, read_cut, read_ngrams, read_sizes
 from protocol.run.run_files import BASIS, TOKENIZER, tokenizer_bytes
 from protocol.tensor_formats import FORMATS, array_to_units
@@ -174,7 +183,10 @@ def open_checkpoint(folder: Path) -> ModelFolder:
         UserError: it is no model that a run can train; the message says why, and what can be done.
     """
     if not folder.is_dir():
-        raise UserError(f"{folder} is no folder: give one with {CONFIG}, {WEIGHTS} and {TOKENIZER} in it")
+        hub = "" if folder.exists() else "; a model of a hub is downloaded first, as with `hf download`"
+        raise UserError(f"{folder} is no folder: give one with {CONFIG}, {WEIGHTS} and {TOKENIZER} in it{hub}")
+    if os.access(folder, os.X_OK) and not os.path.exists(folder / CONFIG):
+        raise UserError(f"{folder} has no {CONFIG}: {missing_config_cure(folder)}")
     config = read_json(folder / CONFIG)
     model = read_sizes(config, folder / CONFIG)
     ngrams = read_ngrams(config, model, folder / CONFIG)
@@ -183,7 +195,12 @@ def open_checkpoint(folder: Path) -> ModelFolder:
     names = {architecture.tensor_name(name): name for name in layout}
     ours = {names.get(name, name): tensor for name, tensor in stored.items() if not name.endswith(architecture.ignored)}
     tied = config.get("tie_word_embeddings") is True and HEAD_TENSOR not in ours  # a head of its own counts
-    _require_layout(layout, ours, tied, folder)
+    try:
+        _require_layout(layout, ours, tied, folder)
+    except UserError:
+        if words := quantized_words(config):
+            raise UserError(f"{folder} {words}") from None
+        raise
     return ModelFolder(folder, model, tied, ours, cut, ngrams)
 
 
@@ -201,10 +218,14 @@ def _find_tensors(folder: Path) -> dict[str, Stored]:
         return tensors_in(folder / WEIGHTS)
     if not (folder / INDEX).exists():
         pickled = ", but pickled weights, which are never read: let transformers save them as safetensors"
-        raise UserError(f"{folder} has no {WEIGHTS} and no {INDEX}{pickled if list(folder.glob('*.bin')) else ''}")
+        cure = pickled if list(folder.glob("*.bin")) else f": {missing_weights_cure(folder)}"
+        raise UserError(f"{folder} has no {WEIGHTS} and no {INDEX}{cure}")
     files = read_json(folder / INDEX).get("weight_map")
     if not isinstance(files, dict) or not all(map(_is_file_name, files.values())):
-        raise UserError(f"{folder / INDEX} names no safetensors files beside it")
+        raise UserError(f"{folder / INDEX} names no safetensors files beside it: download it again")
+    if missing := sorted(name for name in set(files.values()) if not os.path.exists(folder / name)):
+        first = missing[0][:MOST_QUOTED_CHARACTERS]
+        raise UserError(f"{folder} lacks {len(missing)} of the files that {INDEX} names, {first!r} first: download it")
     stored_tensors: dict[str, Stored] = {}
     for name in sorted(set(files.values())):
         stored_tensors |= {
@@ -225,14 +246,23 @@ def _require_layout(layout: Layout, stored: Mapping[str, Stored], tied: bool, fo
     """
     wanted = {name: shape for name, shape in layout.items() if not (tied and name == HEAD_TENSOR)}
     if missing := [name for name in wanted if name not in stored]:
-        raise UserError(f"{folder} lacks {len(missing)} of the tensors that {CONFIG} promises, {missing[0]} first")
+        cure = missing_tensors_cure(missing, HEAD_TENSOR, any(name in stored for name in wanted))
+        raise UserError(
+            f"{folder} lacks {len(missing)} of the tensors that {CONFIG} promises, {missing[0]} first: {cure}"
+        )
     if unknown := sorted(stored.keys() - layout.keys()):
-        raise UserError(f"{folder} has {unknown[0][:MOST_QUOTED_CHARACTERS]!r}, which the model of a run does not have")
+        name = unknown[0][:MOST_QUOTED_CHARACTERS]
+        raise UserError(f"{folder} has {name!r}, which the model of a run does not have: a run cannot train this model")
     for name, shape in wanted.items():
         if stored[name].shape != shape:
-            raise UserError(f"{folder}: {name} is {stored[name].shape}, and by {CONFIG} it would be {shape}")
+            raise UserError(
+                f"{folder}: {name} is {stored[name].shape}, and by {CONFIG} it would be {shape}: take both of one model"
+            )
         if stored[name].dtype not in STORED:
-            raise UserError(f"{folder}: {name} is in {stored[name].dtype}: a run begins from {', '.join(STORED)}")
+            read = ", ".join(STORED)
+            raise UserError(
+                f"{folder}: {name} is in {stored[name].dtype}: a run begins from {read}: {RESAVE} in float32"
+            )
 
 
 def tensors_in(path: Path) -> dict[str, Stored]:
@@ -254,7 +284,9 @@ def tensors_in(path: Path) -> dict[str, Stored]:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from None
     except (SafetensorError, ValueError, RecursionError) as error:
         message = " ".join(str(error).split())  # it may quote the file
-        raise UserError(f"{path} is no safetensors file: {message}"[:MOST_QUOTED_CHARACTERS]) from None
+        raise UserError(
+            f"{path} is no safetensors file: {message[:MOST_QUOTED_CHARACTERS]}; {damaged_file_cure(path)}"
+        ) from None
     header.pop("__metadata__", None)
     return {
         name: Stored(path, entry["dtype"], tuple(entry["shape"]), 8 + length + entry["data_offsets"][0])
@@ -275,7 +307,8 @@ def read_json(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not valid JSON: {error}"[:MOST_QUOTED_CHARACTERS]) from None
+        message = str(error)[:MOST_QUOTED_CHARACTERS]
+        raise UserError(f"{path} is not valid JSON: {message}; {damaged_file_cure(path)}") from None
     if not isinstance(document, dict):
         raise UserError(f"{path} holds no JSON object of {JSON_BYTES} bytes at most")
     return document
@@ -292,14 +325,20 @@ def read_tokenizer(path: Path, vocabulary: int) -> Tokenizer:
         with path.open("rb") as file:
             data = file.read(most + 1)
     except OSError as error:
-        raise ResourceError(f"cannot read the tokenizer {path}: {error.strerror}") from None
+        raise ResourceError(
+            f"cannot read the tokenizer {path}: {error.strerror}; AutoTokenizer of transformers writes one with "
+            "save_pretrained"
+        ) from None
     if len(data) > most:
         raise ResourceError(f"{path} has more than {most} bytes, too many for a vocabulary of {vocabulary}")
-    with _as_resource_error(f"{path} is no tokenizer"):
+    with _as_resource_error(f"{path} is no tokenizer", damaged_file_cure(path)):
         tokenizer = Tokenizer.from_str(data.decode())
     last = max(tokenizer.get_vocab().values(), default=0)
     if last >= vocabulary:
-        raise ResourceError(f"{path} has a token {last}, and the vocabulary of the model is {vocabulary}")
+        raise ResourceError(
+            f"{path} has a token {last}, and the vocabulary of the model is {vocabulary}: "
+            "give the model's own, or let transformers widen the model (resize_token_embeddings)"
+        )
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
@@ -317,13 +356,14 @@ def encode_text(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 @contextmanager
-def _as_resource_error(failure: str) -> Iterator[None]:
-    """Turn what the `tokenizers` library raises into a ResourceError that begins with `failure`. A panic in its Rust is
-    a BaseException, and no Exception."""
+def _as_resource_error(failure: str, cure: str = "") -> Iterator[None]:
+    """Turn what the `tokenizers` library raises into a ResourceError that begins with `failure` and ends with `cure`. A
+    panic in its Rust is a BaseException, and no Exception."""
     try:
         yield
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError | GeneratorExit):
             raise
         reason = " ".join(str(error).split())  # it may quote the file
-        raise ResourceError(f"{failure}: {reason}"[:MOST_QUOTED_CHARACTERS]) from None
+        words = f"{failure}: {reason}"[:MOST_QUOTED_CHARACTERS]
+        raise ResourceError(f"{words}; {cure}" if cure else words) from None

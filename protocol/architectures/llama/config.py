@@ -60,8 +60,17 @@ def read_llama_config(config: Mapping[str, Any], path: Path) -> LlamaSizes:
     rope = config.get("rope_parameters") or {}
     if not _is_plain(rope):
         raise UserError(f"{path}: rope_parameters are {shown(rope)}: a run's model has plain rotary positions")
+    if config.get("partial_rotary_factor") not in (None, 1):
+        factor = shown(config["partial_rotary_factor"])
+        raise UserError(f"{path}: partial_rotary_factor is {factor}: a run's model has plain rotary positions")
     heads = config.get("num_attention_heads")
     end = config.get("eos_token_id", 2)
+    end = end[0] if isinstance(end, list) and end else end
+    if end is None or end == []:
+        raise UserError(
+            f"{path}: eos_token_id is {shown(end)}, and a run needs a token behind each text (end_of_text): set it to "
+            "the id of one"
+        )
     sizes = {
         "layers": config.get("num_hidden_layers"),
         "d": config.get("hidden_size"),
@@ -72,7 +81,7 @@ def read_llama_config(config: Mapping[str, Any], path: Path) -> LlamaSizes:
         "vocabulary": config.get("vocab_size"),
         "rope_theta": rope.get("rope_theta") or config.get("rope_theta", 10000.0),
         "norm_epsilon": config.get("rms_norm_eps", 1e-6),
-        "end_of_text": end[0] if isinstance(end, list) and end else end,
+        "end_of_text": end,
     }
     if type(sizes["context"]) is int:
         sizes["context"] = min(sizes["context"], MOST_CONTEXT)  # rotary positions may be fewer
@@ -86,5 +95,7 @@ def _is_plain(rope: object) -> bool:
     """Whether rotary positions are as in the first LLaMA."""
     if not isinstance(rope, dict):
         return rope is None
+    if any(isinstance(value, dict) for value in rope.values()):  # of each kind of layer its own
+        return False
     kinds = (rope.get("rope_type", "default"), rope.get("type", "default"))
     return kinds == ("default", "default") and rope.get("partial_rotary_factor", 1.0) == 1.0

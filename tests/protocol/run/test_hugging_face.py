@@ -1,7 +1,7 @@
 """A checkpoint is taken for what it is, or refused with the reason."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +102,9 @@ def test_n_gram_tables_come_back_with_the_cut_that_they_stand_for(tmp_path: Path
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling is"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_parameters are"),
         ({"rope_parameters": {"rope_type": [[]]}}, "rope_parameters are"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "rope_parameters are"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
+        ({"eos_token_id": []}, "eos_token_id is []"),
         ({"model_type": "hetpeer_llama"}, "hetpeer_ngrams"),
         ({"hetpeer_ngrams": 3}, "hetpeer_ngrams"),
         ({"hetpeer_ngrams": TABLES | {"most": 4}}, "hetpeer_ngrams.most"),
@@ -172,6 +175,81 @@ def test_a_value_that_a_run_cannot_hold_is_refused_by_the_name_of_its_tensor(tmp
     with pytest.raises(UserError, match=f"{NORM} has a value outside"):
         checkpoint.units(NORM)
     checkpoint.units(Q)
+
+
+def replaced(name: str, contents: bytes | str) -> Callable[[Path], object]:
+    """A change of a checkpoint: a file of it has these contents, or comes under this name."""
+    return lambda folder: (
+        (folder / name).rename(folder / contents)
+        if isinstance(contents, str)
+        else (folder / name).write_bytes(contents)
+    )
+
+
+WEIGHTS, LFS = "model.safetensors", b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ((replaced(WEIGHTS, LFS),), "git lfs pull"),
+        ((replaced(WEIGHTS, b"<!DOCTYPE html>not here"),), "it is a web page: download the file itself"),
+        ((replaced(WEIGHTS, b"\x08\0\0\0\0\0\0\0"),), "download it again"),
+        ((replaced("config.json", LFS),), "git lfs pull"),
+        (
+            (replaced(WEIGHTS, "consolidated.safetensors"),),
+            "it has 'consolidated.safetensors': give that the usual name",
+        ),
+        ((replaced(WEIGHTS, "model-00001-of-00002.safetensors"),), "the index of its files is missing"),
+        ((replaced(WEIGHTS, "a.safetensors"), replaced("adapter_config.json", b"{}")), "merge_and_unload"),
+        ((replaced("config.json", "adapter_config.json"),), "merge_and_unload"),
+        ((replaced("config.json", "model.gguf"),), "take the safetensors that this was made from"),
+        ((replaced("config.json", "params.json"),), "take the model as transformers has it"),
+        ((replaced("config.json", "c.json"),), "give the folder that save_pretrained"),
+        (
+            (
+                replaced(WEIGHTS, "a.safetensors"),
+                replaced("model.safetensors.index.json", b'{"weight_map": {"x": "b.safetensors"}}'),
+            ),
+            "lacks 1 of the files that model.safetensors.index.json names, 'b.safetensors' first: download it",
+        ),
+    ],
+)
+def test_a_folder_that_is_no_checkpoint_is_refused_with_the_cure(
+    tmp_path: Path, changes: tuple[Callable[[Path], object], ...], words: str
+) -> None:
+    by_hand(tmp_path, PLAIN, tensors())
+    for change in changes:
+        change(tmp_path)
+    with pytest.raises(UserError) as refused:
+        open_checkpoint(tmp_path)
+    assert words in str(refused.value)
+
+
+def test_an_index_with_a_name_that_no_file_has_is_refused(tmp_path: Path) -> None:
+    (by_hand(tmp_path, PLAIN, tensors()) / WEIGHTS).unlink()
+    for name in ("x" * 300 + ".safetensors", "\0.safetensors"):
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {NORM: name}}))
+        with pytest.raises(UserError, match="lacks 1 of the files"):
+            open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "renamed", "words"),
+    [
+        ({"quantization_config": {"quant_method": "gptq"}}, {Q: Q.replace("weight", "qweight")}, "quantized by gptq"),
+        ({}, {name: f"module.{name}" for name in tensors()}, "give its tensors the names that LlamaForCausalLM"),
+        ({}, {"lm_head.weight": None}, 'set "tie_word_embeddings": true'),
+    ],
+)
+def test_tensors_under_other_names_are_refused_with_the_cure(
+    tmp_path: Path, config: dict[str, Any], renamed: dict[str, str | None], words: str
+) -> None:
+    names = {name: renamed.get(name, name) for name in tensors()}
+    given = {names[name]: tensor for name, tensor in tensors().items() if names[name] is not None}
+    with pytest.raises(UserError) as refused:
+        open_checkpoint(by_hand(tmp_path, PLAIN | config, given))
+    assert words in str(refused.value)
 
 
 def test_pickled_weights_are_not_read(tmp_path: Path) -> None:
