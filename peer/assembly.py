@@ -44,7 +44,7 @@ from peer.network.receipt_exchange import CreditService, ReceiptCollector, SeenW
 from peer.network.reporter import Reporter
 from peer.network.snapshot_transfer import SnapshotService
 from peer.network.spot_check_service import SpotCheckService
-from peer.planning.welcome import how_far, introduction, pace_of
+from peer.planning.welcome import ahead_of, how_far, introduction
 from peer.settings import PeerSettings
 from peer.store.membership import StoredMembership, claim_folder, node_of
 from peer.store.receipt_file import RECEIPTS, KeptReceipts
@@ -129,8 +129,8 @@ async def joined(
     if isinstance(membership, Admitted):
         require_clock(membership.clock_ahead, emit)
     space = await asyncio.to_thread(require_given, settings, descriptor, membership.card.stage, device)
-    pace = pace_of(view) if view is not None else None
-    for sentence in settings.what_is_taken(descriptor.manifest, membership.card.stage, space, device, pace):
+    ahead = ahead_of(descriptor.manifest, view)
+    for sentence in settings.what_is_taken(descriptor.manifest, membership.card.stage, space, device, ahead):
         emit(Notice(sentence))
     moves_to = await asyncio.to_thread(stages_elsewhere, settings, descriptor, membership.card.stage, device)
     async with AsyncExitStack() as opened:  # what is opened last is closed first

@@ -93,6 +93,8 @@ async def run_with_pauses(
                 async with Children() as watching:
                     watching.spawn(_leave_when_due(leave, stop, pauses))
                     next_stage = await run_until(leave, settings, emit, insisted=insisted)
+                if (stop.is_set() or emit.status.over) and emit.status.tokens:
+                    emit(Notice(farewell(emit.status.tokens, emit.status.over)))
             except (HetpeerError, BaseExceptionGroup) as error:
                 if stop.is_set() or not leave.is_set():
                     raise
@@ -219,6 +221,15 @@ async def run_until(
         if not (serving.cancelled() and stop.is_set()):
             serving.result()
         return node.next_stage.result() if node.next_stage.done() and not stop.is_set() else None
+
+
+def farewell(tokens: int, over: bool) -> str:
+    """The last sentence of a peer that has trained on so many `tokens` since it joined, in a run that is `over` or not:
+    what it gave, and what comes next."""
+    gave = f"this machine gave {tokens:,} tokens since it joined"
+    if over:
+        return f"thank you: {gave}; `hetpeer credit` shows what others signed of them, `hetpeer export` the model"
+    return f"left in good order: {gave}, and the same command goes on"
 
 
 async def _pass_on(insisted: asyncio.Event, node: Node) -> None:

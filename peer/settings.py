@@ -241,16 +241,16 @@ class PeerSettings:
             raise UserError(f"--microbatch {sequences}: {error.errors()[0]['msg']}") from None
 
     def what_is_taken(
-        self, manifest: Manifest, stage: int, space: Space, device: torch.device, pace: float | None
+        self, manifest: Manifest, stage: int, space: Space, device: torch.device, ahead: welcome.Ahead
     ) -> list[str]:
-        """The sentences on what a place in a run takes of this machine and its line. `stage`: of a volunteer; `pace`:
-        the seconds of a round, where they are known."""
-        sentences, rounds = [], manifest.outer.rounds
-        if takes := welcome.what_it_takes(manifest, self.role, stage, pace):
+        """The sentences on what a place in a run takes of this machine and its line, in the rounds that are `ahead`.
+        `stage`: of a volunteer."""
+        sentences = []
+        if takes := welcome.what_it_takes(manifest, self.role, stage, ahead):
             sentences.append(takes)
             if self.traffic_limit is not None:
                 moved = 2 * welcome.bytes_of_a_round(manifest, self.role, stage)
-                sentences.append(welcome.allowance(self.traffic_limit, moved, rounds, pace))
+                sentences.append(welcome.allowance(self.traffic_limit, moved, ahead))
         memory = 0
         if self.nproc * self.nnodes == 1:
             duty = Duty(self.role, stage, holds=self.hold, audits=self.audit)

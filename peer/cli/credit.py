@@ -262,7 +262,7 @@ def credit_phrase(credit: "RoundCredit", checked: Checked) -> str:
         return "counted in no state that this folder holds"
     window = Window.of(checked.manifest)
     if credit.round + window.width > checked.manifest.outer.rounds:
-        return "one of the run's last rounds, which are never closed"
+        return "one of the run's last rounds, which no later state records"
     if not checked.closed:
         return "this folder holds no state"
     return f"not closed here yet: it is in round {credit.round + window.width + 1}"
@@ -353,6 +353,8 @@ LOST_WORD = (
 
 def _summary(checked: Checked) -> list[str]:
     """The lines below the rounds: what others signed, what counts, and why nobody signed for some of that."""
+    from protocol.outer.window import Window
+
     rounds = [round_credit for round_credit in checked.rounds if round_credit.neighbours]
     both = sum(round_credit.tokens_of_both for round_credit in rounds)
     on_both_sides = f", {both:,} of them seen by neighbours on both sides" if both else ""
@@ -361,6 +363,10 @@ def _summary(checked: Checked) -> list[str]:
         f"Signed by others: {total:,} tokens in {so_many(len(rounds), 'round')}{on_both_sides}.",
         f"Counted in the run's state: {so_many(len(checked.counted), 'round')}.",
     ]
+    window = Window.of(checked.manifest).width
+    last = sum(round_credit.round + window > checked.manifest.outer.rounds for round_credit in checked.rounds)
+    if last:
+        lines.append(f"Of the run's last rounds, which no later state records: {so_many(last, 'round')}.")
     if checked.unsigned:
         inner = checked.manifest.inner
         why = ALONE.format(tokens=checked.manifest.tokens_per_step * inner.steps) if checked.is_alone else LOST_WORD

@@ -1,6 +1,7 @@
 """The words with which a run introduces itself to who joins: what it makes, whose it is, how far it is, and what it
 takes. Pure."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from peer.planning.model import HEADERS_SHARE, work_of
@@ -43,24 +44,37 @@ def how_far(view: View) -> str:
     return printable(words + short)
 
 
-def pace_of(view: View) -> float | None:
-    """The seconds of a round, by the operator's node; None: it does not know."""
-    rounds = view.rounds - view.round + 1
-    return view.seconds_left / rounds if view.seconds_left and rounds > 0 else None
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """The rounds that are left of a run, and the seconds of each; None: they are not known."""
+
+    rounds: int
+    seconds: float | None = None
 
 
-def what_it_takes(manifest: Manifest, role: Role, stage: int, seconds: float | None = None) -> str:
-    """The part of the run that a peer does, and the traffic that it takes, in a sentence; empty for who only looks.
-    `seconds`: of a round, where that is known."""
+def ahead_of(manifest: Manifest, view: View | None) -> Ahead:
+    """The rest of a run, by the operator's node; without its `view` all of the run."""
+    if view is None or view.round > view.rounds:
+        return Ahead(manifest.outer.rounds)
+    rounds = view.rounds - max(1, view.round) + 1
+    return Ahead(rounds, view.seconds_left / rounds if view.seconds_left else None)
+
+
+def what_it_takes(manifest: Manifest, role: Role, stage: int, ahead: Ahead) -> str:
+    """The part of the run that a peer does, and the traffic that it takes, in a sentence; empty for who only looks."""
     if role == "observer":
         return ""
-    rounds, moved = manifest.outer.rounds, bytes_of_a_round(manifest, role, stage)
+    rounds, seconds, moved = ahead.rounds, ahead.seconds, bytes_of_a_round(manifest, role, stage)
     does = f"stage {stage} of {manifest.replicas.stages}" if role == "volunteer" else "all stages"
-    a_day = f", about {size(moved * DAY_SECONDS / seconds)} each way a day" if seconds else ""
-    return (
-        f"this machine does {does}, and sends {size(moved)} a round and receives as much{a_day}: "
-        f"{size(rounds * moved)} each way in all {rounds:,} rounds"
+    is_all = rounds == manifest.outer.rounds
+    takes = (
+        f"{size(rounds * moved)} each way in {f'all {rounds:,} rounds' if is_all else f'the {rounds:,} rounds left'}"
     )
+    if seconds is not None:
+        takes += f", about {lasting(rounds * seconds)}"
+        if rounds * seconds > DAY_SECONDS:
+            takes += f": {size(moved * DAY_SECONDS / seconds)} each way a day"
+    return f"this machine does {does}, and sends {size(moved)} a round and receives as much; {takes}"
 
 
 def what_it_keeps(memory: int, threads: int, device: str, is_low: bool, disk: int, most_disk: int, folder: Path) -> str:
@@ -74,16 +88,18 @@ def what_it_keeps(memory: int, threads: int, device: str, is_low: bool, disk: in
     )
 
 
-def allowance(limit: TrafficLimit, moved: float, rounds: int, seconds: float | None) -> str:
+def allowance(limit: TrafficLimit, moved: float, ahead: Ahead) -> str:
     """The traffic that a peer's owner allows, beside what the run takes here, in a sentence: `moved` bytes both ways in
-    each of so many `rounds`, which takes so many `seconds`, where that is known."""
+    each round that is left."""
+    rounds, seconds = ahead.rounds, ahead.seconds
     moved += SMALL_BYTES_A_SECOND * (seconds or 0)
     if rounds * moved <= limit.most_bytes:
-        return f"all of the run moves about {size(rounds * moved)} here, both ways, within --max-traffic {limit.words}"
+        moves = f"what is left of the run moves about {size(rounds * moved)} here, both ways"
+        return f"{moves}, within --max-traffic {limit.words}"
     then = f"this peer then pauses until the next {limit.span}"
     if seconds is None:
         enough = limit.most_bytes / moved
-        return f"--max-traffic {limit.words} is used up after {enough:,.0f} of the run's {rounds:,} rounds; {then}"
+        return f"--max-traffic {limit.words} is used up after {enough:,.0f} of {rounds:,} rounds; {then}"
     a_day = moved * DAY_SECONDS / seconds
     lasts = limit.most_bytes / a_day * DAY_SECONDS
     takes = f"the run takes about {size(a_day)} a day here, both ways"
@@ -94,9 +110,11 @@ def allowance(limit: TrafficLimit, moved: float, rounds: int, seconds: float | N
 
 def bytes_of_a_round(manifest: Manifest, role: Role, stage: int) -> float:
     """The bytes that a peer sends in a round, with the share that is not content: frames to the stages beside it, and
-    its contribution for each other replica."""
+    its contribution for each other replica. A replica that was not planned is beside all that were."""
+    planned = manifest.replicas
+    beside = planned.total - ((planned.groups if role == "volunteer" else planned.datacenters) > 0)
     stages = (stage,) if role == "volunteer" else range(manifest.replicas.stages)
     works = [work_of(manifest, stage=stage_index) for stage_index in stages]
     frames = works[0].carried * works[0].microbatches * works[0].steps if role == "volunteer" else 0.0
-    exchanged = (manifest.replicas.total - 1) * sum(work.contribution for work in works)
+    exchanged = beside * sum(work.contribution for work in works)
     return (frames + exchanged) / (1 - HEADERS_SHARE)

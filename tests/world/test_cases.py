@@ -1,5 +1,6 @@
 """What people have met, each in virtual time: what happened then must not happen again."""
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import pairwise
@@ -364,6 +365,21 @@ def test_a_clock_that_is_two_hours_off_is_refused_at_once_and_one_of_a_minute_an
     assert warned.doing.startswith(
         "WARNING: this machine's clock is 90 s ahead of the node's: other peers may not find"
     )
+
+
+def test_who_leaves_and_who_sees_the_end_reads_what_it_gave(world: MakeWorld):
+    run = world(replicas={"groups": 0, "datacenters": 2}, outer={"rounds": 3}, inner={"steps": 20})
+    leaver, stayer = (join(run, name, "datacenter") for name in ("leaver", "stayer"))
+    assert run.run_until(lambda: bool(told(leaver, StepDone, lambda step: step.round == 2)), 60)
+    assert leaver.process is not None
+    gave = leaver.process.status.tokens
+    run.interrupt(leaver.process)
+    all_end_well(run, stayer, seconds=120)
+    words = [event.doing for event in told(leaver, Progress) if "in good order" in event.doing]
+    assert len(words) == 1
+    assert int(re.search(r"gave ([\d,]+) tokens", words[0])[1].replace(",", "")) >= gave > 0
+    (thanks,) = (event.doing for event in told(stayer, Progress) if event.doing.startswith("thank you"))
+    assert f"gave {3 * 20 * run.manifest.tokens_per_step:,} tokens" in thanks
 
 
 def test_who_cannot_come_back_is_told_that_nobody_answers(world: MakeWorld):

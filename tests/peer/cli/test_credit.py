@@ -102,7 +102,7 @@ def test_a_program_gets_what_each_round_brought_and_by_whose_word(folder: Path, 
     assert code == 0
     assert (shown["run"], shown["operator"]) == (AUTHORITY.run, AUTHORITY.operator)
     first, second, third, last, never = shown["rounds"]
-    assert never["why"] == "one of the run's last rounds, which are never closed"
+    assert never["why"] == "one of the run's last rounds, which no later state records"
     assert (first["tokens"], first["tokens_of_both"], first["microbatches"]) == (6 * TOKENS, 4 * TOKENS, 6)
     assert set(first["neighbours"]) == {LEADER.peer_id, LAST.peer_id}
     assert [first["counted"], second["counted"], third["counted"], last["counted"]] == [True, False, True, False]
