@@ -244,10 +244,10 @@ def group_views(
     now: float,
     state: RunState = "training",
 ) -> list[GroupView]:
-    """The groups that volunteers say they are in, and those that broke, with the members that they had, until these are
-    in others. Of two volunteers that claim one stage of a group, the one that its first stage names has it. `state` is
-    the run's: while it gathers, an empty stage is no reason why a group does not train; when it is finished, no reason
-    is given at all. `compression` is d / k of the group of a first stage."""
+    """The groups that volunteers say they are in, and those that broke, with the members that they had, until one of
+    these is in another. Of two volunteers that claim one stage of a group, the one that its first stage names has it.
+    `state` is the run's: while it gathers, an empty stage is no reason why a group does not train; when it is finished,
+    no reason is given at all. `compression` is d / k of the group of a first stage."""
     members: dict[str, list[str]] = {}
     for peer in peers.values():
         record = peer.record
@@ -263,12 +263,10 @@ def group_views(
         if peer.broken and peer.members and not peer.group and peer.state not in AWAY_STATES:
             replica = peer.members[0]
             if PeerId(replica) in peers and replica not in members:
-                members_known = [(member, peers.get(PeerId(member))) for member in peer.members]
-                seated = [
-                    member if member_peer and member_peer.group in ("", replica) else ""
-                    for member, member_peer in members_known
-                ]
-                members[replica] = [*seated, *[""] * stages][:stages]
+                seated = [peers.get(PeerId(member)) for member in peer.members]
+                if any(member and member.group not in ("", replica) for member in seated):
+                    continue  # who was in it is in another: it is over, and its leader waits as others do
+                members[replica] = [*(member.id if member else "" for member in seated), *[""] * stages][:stages]
                 broken[replica] = peer.broken
     groups = []
     for replica, seats in members.items():

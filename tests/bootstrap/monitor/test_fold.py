@@ -239,6 +239,23 @@ def test_who_is_back_from_a_goodbye_is_not_gone_though_its_record_still_says_so(
     assert scene.state(MEMBER)[0] == "gone"
 
 
+def test_a_broken_group_whose_member_is_in_another_is_over_and_its_leader_waits(monkeypatch: pytest.MonkeyPatch):
+    other = PeerId("Other")
+    monkeypatch.setitem(ROLES, other, ROLES[LEADER])
+    scene = Scene(LEADER, MEMBER, other)
+    formed = GroupFormed(LEADER, 0, [LEADER, MEMBER])
+    scene.tells(LEADER, formed)
+    scene.tells(MEMBER, formed)
+    scene.tells(LEADER, GroupBroken(LEADER, 0, 0, "stage 1 is gone"))
+    scene.tells(MEMBER, GroupBroken(LEADER, 0, 0, "it left for another"))
+    assert [group.replica for group in scene.fold.view(scene.now).groups] == [LEADER]
+    again = GroupFormed(other, 0, [other, MEMBER])
+    scene.tells(other, again)
+    scene.tells(MEMBER, again)
+    assert [(group.replica, group.broken) for group in scene.fold.view(scene.now).groups] == [(other, "")]
+    assert scene.state(LEADER) == ("waiting", "stage 1 is gone")
+
+
 def test_states_of_peers_at_work():
     scene = Scene(LEADER, MEMBER, CENTER, EYE)
     assert scene.state(LEADER) == ("waiting", "it has no group yet")
