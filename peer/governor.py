@@ -64,8 +64,8 @@ def require_sensors(limits: SensorLimits, readings: CardReadings) -> None:
     ):
         if limit is not None and shown is None:
             raise ResourceError(
-                f"{option} cannot be held here: no sensor shows it. Those of an NVIDIA card need its driver, and "
-                "`pip install 'hetpeer[gpu]'`; a CPU's power is not measured"
+                f"{option} cannot be held here, as no sensor shows it: leave it out. (The sensors of an NVIDIA card "
+                "need its driver, and `pip install 'hetpeer[gpu]'`.)"
             )
 
 

@@ -230,7 +230,9 @@ class SampleOptions:
             "a peer that has the whole model.",
         ),
     ]
-    prompt: Annotated[str, typer.Argument(help="What the text begins with; it may be empty.")] = ""
+    prompt: Annotated[
+        list[str] | None, typer.Argument(help="What the text begins with, of several words; it may be empty.")
+    ] = None
     tokens: Annotated[int, typer.Option(min=1, help="At most so many; fewer where the text ends.")] = 100
     temperature: Annotated[
         float, typer.Option(min=0, help="0 takes the likeliest token each time; 1 draws as the model expects.")
@@ -258,19 +260,19 @@ def sample(options: SampleOptions) -> None:
     from peer.process import exit_code_of
     from protocol.run.hugging_face import encode_text
 
-    shown = terminal(options.json)
+    shown, prompt_text = terminal(options.json), " ".join(options.prompt or ())
 
     def work() -> int:
         sampling = Sampling(options.temperature, options.top_p)
         torch.set_num_threads(options.threads or cores())
         with Console(stderr=True).status("loading the model"):
             model, tokenizer = _load(options)
-        prompt = encode_text(tokenizer, options.prompt) or [model.sizes.end_of_text]
+        prompt = encode_text(tokenizer, prompt_text) or [model.sizes.end_of_text]
         if len(prompt) >= model.sizes.context:
             raise UserError(f"the prompt has {len(prompt)} tokens, and the model reads {model.sizes.context} at most")
         seed = random.getrandbits(32) if options.seed is None else options.seed
         written, printed = [], 0
-        _show(options.prompt, shown)
+        _show(prompt_text, shown)
         for token in generate(model, prompt, options.tokens, sampling, seed):
             written.append(token)
             text = _text(tokenizer, prompt, written)
@@ -281,7 +283,7 @@ def sample(options: SampleOptions) -> None:
         _show(text[printed:] + "\n", shown)
         if shown.json:
             stopped = _stopped(written, options.tokens, model.sizes)
-            result = {"prompt": options.prompt, "text": text, "tokens": written, "seed": seed, "stopped": stopped}
+            result = {"prompt": prompt_text, "text": text, "tokens": written, "seed": seed, "stopped": stopped}
             print(json.dumps(result), flush=True)
         return 0
 

@@ -299,7 +299,7 @@ async def _at_a_node(ticket: Ticket, ask: Callable[[grpc.aio.Channel, Endpoint],
     )
     raise UnreachableError(
         f"the run's bootstrap node at {tried} does not answer: is it up, and is this address reachable from here? "
-        f"({silent[0]})"
+        f"Whoever is in the run trains on meanwhile ({silent[0]})"
     )
 
 

@@ -54,7 +54,8 @@ def test_a_limit_that_no_sensor_shows_is_refused_with_a_cure():
         (SensorLimits(watts=9), CardReadings(5.0, None)),
     ):
         with pytest.raises(
-            ResourceError, match=r"cannot be held here: no sensor shows it.*pip install 'hetpeer\[gpu\]'"
+            ResourceError,
+            match=r"cannot be held here, as no sensor shows it: leave it out.*pip install 'hetpeer\[gpu\]'",
         ):
             require_sensors(limits, readings)
     require_sensors(SensorLimits(80, 9), CardReadings(50.0, 5.0))

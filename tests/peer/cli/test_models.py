@@ -69,7 +69,7 @@ def test_a_space_that_a_tokenizer_drops_at_the_beginning_of_a_text_stands_behind
     spaced = Tokenizer(models.WordLevel(words | {f"▁{number}": number for number in range(5, 300)}, unk_token="<x>"))
     spaced.pre_tokenizer, spaced.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
     spaced.save(str(Path(checkpoint) / "tokenizer.json"))
-    shown = hetpeer("sample", checkpoint, "A small", "--tokens", "1", "--temperature", "0")
+    shown = hetpeer("sample", checkpoint, "A", "small", "--tokens", "1", "--temperature", "0")
     assert shown.startswith("A small ")
 
 
