@@ -89,7 +89,7 @@ def test_a_tokenizer_that_is_larger_than_its_vocabulary_takes_is_not_parsed(chec
 
 
 def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
-    assert "cannot read" in hetpeer("sample", str(tmp_path), "A", code=2)
+    assert "has no config.json: give the folder" in hetpeer("sample", str(tmp_path), "A", code=2)
 
 
 # Export
