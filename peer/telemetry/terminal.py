@@ -3,6 +3,7 @@ rounds, its faults and its outcome. Lines and rows are pure; rich draws them."""
 
 import atexit
 import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,6 +43,10 @@ def bar(done: int, total: int, width: int) -> str:
     return "█" * full + "░" * (width - full)
 
 
+MOST_LINES_OF_WAIT, LONGEST_WORD = 3, 10
+"""The lines that a wait has in the panel, and the columns of each that breaking it between words may leave empty."""
+
+
 def panel(status: Status, now: float, width: int) -> list[str]:
     """A daemon's live panel: where it is, what it does, and, on a line of its own, what it waits for, and since when.
     Lines, none longer than `width`."""
@@ -55,7 +60,7 @@ def panel(status: Status, now: float, width: int) -> list[str]:
     joined = f"joined {since(now - status.joined)} ago" if status.joined is not None else "not joined yet"
     silent = f", {status.lost} silent" if status.lost else ""
     silent += f" · only holder of {status.only_holder_of}" if status.only_holder_of else ""
-    doing = f" · {status.state}: {status.doing.removeprefix(f'{status.state} ')}" if status.doing else ""
+    doing = f" · {status.doing}" if status.doing else ""
     lines = [
         position,
         _round(status, width),
@@ -63,16 +68,18 @@ def panel(status: Status, now: float, width: int) -> list[str]:
         f"{joined} · {so_many(status.peers, 'peer')}{silent}{doing}",
     ]
     if status.waiting is not None:
-        lines.append(_wait(status.waiting, now - status.waits_since, width))
+        lines += _wait(status.waiting, now - status.waits_since, width)
     return [line if len(line) <= width else line[: max(0, width - 1)] + "…" for line in lines]
 
 
-def _wait(waiting: Waiting, seconds: float, width: int) -> str:
-    """A wait that has lasted so many seconds. Where it is too long, the end of its words goes first."""
+def _wait(waiting: Waiting, seconds: float, width: int) -> list[str]:
+    """The lines of a wait that has lasted so many seconds. What does not fit into `MOST_LINES_OF_WAIT` is left out at
+    the end, but for how long it has lasted."""
     most = f" of at most {lasting(waiting.most_seconds)}" if waiting.most_seconds is not None else ""
-    said, so_far = f"waits for {waiting.waits_for}", f", for {lasting(max(1, int(seconds)))}{most}"
-    room = max(0, width - len(so_far))
-    return (said if len(said) <= room else said[: max(0, room - 1)] + "…") + so_far
+    so_far = f", for {lasting(max(1, int(seconds)))}{most}"
+    room = max(0, MOST_LINES_OF_WAIT * (width - LONGEST_WORD) - len(so_far))
+    said = textwrap.shorten(f"waits for {waiting.waits_for}", room, placeholder=" …") if room else ""
+    return textwrap.wrap(said + so_far, max(1, width))
 
 
 def _round(status: Status, width: int) -> str:

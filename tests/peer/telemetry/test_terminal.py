@@ -237,7 +237,7 @@ def test_on_a_terminal_a_panel_moves_below_the_lasting_lines(monkeypatch: pytest
     assert "round 1 of 12 █" in shown
     assert "step 1 of 20 · loss 7.500" in shown
     assert "tokens/s" in shown
-    assert "waiting: stage 0 is gone" in shown
+    assert "· stage 0 is gone" in shown
     assert "Finished: 1 rounds." in shown
     assert drawn.count("\x1b[?25l") == drawn.count("\x1b[?25h") > 0  # the cursor is back
     assert shown.rstrip().endswith("Finished: 1 rounds.")  # the panel is gone
@@ -302,8 +302,14 @@ def test_one_that_waits_says_for_what():
     assert rates.startswith("0 tokens/s")
     assert life == "joined 0:19 ago · 5 peers, 1 silent"
     assert waits == "waits for 1 datacenter (0 of 1): the run begins when all 3 replicas are there, for 12 s"
-    short = panel(status_of(*TRAINING, replace(lacks, most_seconds=60.0)), 19.0, 60)[4]
-    assert short == "waits for 1 datacenter (0 of 1): …, for 12 s of at most 60 s"
+    narrow = panel(status_of(*TRAINING, replace(lacks, most_seconds=60.0)), 19.0, 60)[4:]
+    assert narrow == [
+        "waits for 1 datacenter (0 of 1): the run begins when all 3",
+        "replicas are there, for 12 s of at most 60 s",
+    ]
+    endless = panel(status_of(*TRAINING, replace(lacks, what="others " * 80)), 19.0, 60)[4:]
+    assert len(endless) == 3
+    assert endless[-1].endswith(" …, for 12 s")
     alone = panel(status_of(TRAINING[0], lacks), 19.0, 100)
     assert alone[0] == "stage 1 · waiting"  # in a group or not: the wait says what is missing
     paused = status_of(*TRAINING, Paused("until 23:00, for these are quiet hours"))
