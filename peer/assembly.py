@@ -16,14 +16,13 @@ from peer.joining import (
     emit_place,
     fetch_needed_files,
     register_here,
-    require_clock,
     require_given,
     stages_elsewhere,
     text_sources,
 )
 from peer.network import address_changes
 from peer.network.address_changes import AddressChanges, address_fields
-from peer.network.admission import Admitted, glance
+from peer.network.admission import Admitted, glance, require_clock
 from peer.network.attested import Attested
 from peer.network.bans import Bans
 from peer.network.blob_fetcher import BlobFetcher
@@ -120,15 +119,16 @@ async def joined(
     if await asyncio.to_thread(claim_folder, settings.directory, descriptor):
         emit(Warned(f"WARNING: {settings.directory / DESCRIPTOR} was damaged, and is written again: look at the disk"))
     emit(Notice(introduction(descriptor)))
-    view = await glance(settings.ticket) if stored is None else None
-    if view is not None:
-        emit(Notice(how_far(view)))
+    glancing = tasks.spawn(glance(settings.ticket)) if stored is None else None  # beside what follows: nobody waits
     choice = await asyncio.to_thread(choose_stages, settings, descriptor, identity, stored, device)
     membership = stored or await register_here(settings, descriptor, identity, choice.stages)
     its_stage = (membership.card.stage,)
     if isinstance(membership, Admitted):
         require_clock(membership.clock_ahead, emit)
     space = await asyncio.to_thread(require_given, settings, descriptor, membership.card.stage, device)
+    view = await glancing if glancing is not None else None
+    if view is not None:
+        emit(Notice(how_far(view)))
     ahead = ahead_of(descriptor.manifest, view)
     for sentence in settings.what_is_taken(descriptor.manifest, membership.card.stage, space, device, ahead):
         emit(Notice(sentence))

@@ -34,11 +34,10 @@ from protocol.errors import (
     UnreachableError,
     UserError,
 )
-from protocol.events.activity import Joined, Notice, Progress, Warned
+from protocol.events.activity import Joined, Notice, Progress
 from protocol.events.decisions import Placed
 from protocol.events.event import Listener
 from protocol.identity import PeerId
-from protocol.limits import CLOCK_SLACK_SECONDS
 from protocol.manifest import Manifest
 from protocol.net.bandwidth import WIRE, Bandwidth
 from protocol.patience import FIRST_STEP_SECONDS
@@ -48,7 +47,7 @@ from protocol.trust.keys import Identity
 from protocol.trust.membership_card import Authority
 from protocol.trust.proofs import read_revocation
 from protocol.trust.records import PeerRecord
-from protocol.wording import lasting, moment, numbers_named
+from protocol.wording import moment, numbers_named
 
 
 async def learn(
@@ -311,23 +310,6 @@ def _told_what_fits(settings: PeerSettings, descriptor: Descriptor, device: torc
             f"--stage {fitting[0]}",
             error.shortage,
         ) from None
-
-
-def require_clock(ahead: float, emit: Listener) -> None:
-    """Check this machine's clock, which is so many seconds `ahead` of the node's (less than 0: behind it), and warn
-    where others refuse a part of this peer's records, or it theirs.
-
-    Raises:
-        ResourceError: it is so wrong that nobody would ever find this peer.
-    """
-    off = f"this machine's clock is {lasting(abs(ahead))} {'ahead of' if ahead > 0 else 'behind'} the node's"
-    if abs(ahead) > 2 * CLOCK_SLACK_SECONDS:
-        raise ResourceError(
-            f"{off}: no other peer would find this one. Set it (`sudo timedatectl set-ntp true`, or the system's "
-            "settings), then give the same command again; if it is right, the node's is wrong: tell its operator"
-        )
-    if abs(ahead) > CLOCK_SLACK_SECONDS:
-        emit(Warned(f"WARNING: {off}: other peers may not find this one; set it, and look at `hetpeer doctor`"))
 
 
 def emit_place(

@@ -241,7 +241,7 @@ class PeerSettings:
             raise UserError(f"--microbatch {sequences}: {error.errors()[0]['msg']}") from None
 
     def what_is_taken(
-        self, manifest: Manifest, stage: int, space: Space, device: torch.device, ahead: welcome.Ahead
+        self, manifest: Manifest, stage: int, space: Space, device: torch.device, ahead: welcome.RestOfRun
     ) -> list[str]:
         """The sentences on what a place in a run takes of this machine and its line, in the rounds that are `ahead`.
         `stage`: of a volunteer."""

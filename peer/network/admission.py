@@ -18,9 +18,11 @@ from pydantic import ValidationError
 
 from protocol.addresses import is_ip, join_address, split_address
 from protocol.clock import unix_time
-from protocol.errors import FormatError, HetpeerError, PeerError, UnreachableError
+from protocol.errors import FormatError, HetpeerError, PeerError, ResourceError, UnreachableError
+from protocol.events.activity import Warned
+from protocol.events.event import Listener
 from protocol.identity import Endpoint, PeerId
-from protocol.limits import HOLDERS_NAMED, TLS_SECONDS
+from protocol.limits import CLOCK_SLACK_SECONDS, HOLDERS_NAMED, TLS_SECONDS
 from protocol.monitor import NodeWord, View
 from protocol.net import dht as dhts
 from protocol.net.bandwidth import Bandwidth
@@ -39,6 +41,7 @@ from protocol.trust.keys import Identity, load_or_create, peer_id_of_public
 from protocol.trust.membership_card import Authority, Card, Role
 from protocol.trust.records import Peers, Register
 from protocol.trust.ticket import Ticket
+from protocol.wording import lasting
 
 ROLE_NUMBERS = {"volunteer": pb.VOLUNTEER, "datacenter": pb.DATACENTER, "observer": pb.OBSERVER, "gateway": pb.GATEWAY}
 
@@ -222,6 +225,23 @@ async def ask_status(ticket: Ticket) -> View:
         return view
 
     return await _at_a_node(ticket, ask)
+
+
+def require_clock(ahead: float, emit: Listener) -> None:
+    """Check this machine's clock, which is so many seconds `ahead` of the node's (less than 0: behind it), and warn
+    where others refuse a part of this peer's records, or it theirs.
+
+    Raises:
+        ResourceError: it is so wrong that nobody would ever find this peer.
+    """
+    off = f"this machine's clock is {lasting(abs(ahead))} {'ahead of' if ahead > 0 else 'behind'} the node's"
+    if abs(ahead) > 2 * CLOCK_SLACK_SECONDS:
+        raise ResourceError(
+            f"{off}: no other peer would find this one. Set it (`sudo timedatectl set-ntp true`, or the system's "
+            "settings), then give the same command again; if it is right, the node's is wrong: tell its operator"
+        )
+    if abs(ahead) > CLOCK_SLACK_SECONDS:
+        emit(Warned(f"WARNING: {off}: other peers may not find this one; set it, and look at `hetpeer doctor`"))
 
 
 async def glance(ticket: Ticket) -> View | None:

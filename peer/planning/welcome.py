@@ -22,9 +22,12 @@ def introduction(descriptor: Descriptor) -> str:
     manifest = descriptor.manifest
     inner, outer = manifest.inner, manifest.outer
     tokens = manifest.tokens_per_step * inner.steps * outer.rounds * manifest.replicas.total
+    parameters = parameter_count(manifest)
     counted = f"{tokens / 1e9:,.3g} billion" if tokens >= 1e8 else f"{tokens / 1e6:,.3g} million"
+    counted = counted if tokens >= 1e5 else f"{tokens:,}"
+    of_size = millions(parameters) if parameters >= 1e5 else f"{parameters:,}"
     return (
-        f"the run {manifest.run.name} trains a model of {millions(parameter_count(manifest))} parameters on "
+        f"the run {manifest.run.name} trains a model of {of_size} parameters on "
         f"{counted} tokens of text, in {outer.rounds:,} rounds; its operator is {tail(descriptor.operator)}"
     )
 
@@ -45,31 +48,29 @@ def how_far(view: View) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Ahead:
+class RestOfRun:
     """The rounds that are left of a run, and the seconds of each; None: they are not known."""
 
     rounds: int
     seconds: float | None = None
 
 
-def ahead_of(manifest: Manifest, view: View | None) -> Ahead:
+def ahead_of(manifest: Manifest, view: View | None) -> RestOfRun:
     """The rest of a run, by the operator's node; without its `view` all of the run."""
     if view is None or view.round > view.rounds:
-        return Ahead(manifest.outer.rounds)
+        return RestOfRun(manifest.outer.rounds)
     rounds = view.rounds - max(1, view.round) + 1
-    return Ahead(rounds, view.seconds_left / rounds if view.seconds_left else None)
+    return RestOfRun(rounds, view.seconds_left / rounds if view.seconds_left else None)
 
 
-def what_it_takes(manifest: Manifest, role: Role, stage: int, ahead: Ahead) -> str:
+def what_it_takes(manifest: Manifest, role: Role, stage: int, ahead: RestOfRun) -> str:
     """The part of the run that a peer does, and the traffic that it takes, in a sentence; empty for who only looks."""
     if role == "observer":
         return ""
     rounds, seconds, moved = ahead.rounds, ahead.seconds, bytes_of_a_round(manifest, role, stage)
     does = f"stage {stage} of {manifest.replicas.stages}" if role == "volunteer" else "all stages"
-    is_all = rounds == manifest.outer.rounds
-    takes = (
-        f"{size(rounds * moved)} each way in {f'all {rounds:,} rounds' if is_all else f'the {rounds:,} rounds left'}"
-    )
+    those = f"all {rounds:,} rounds" if rounds == manifest.outer.rounds else f"the {so_many(rounds, 'round')} left"
+    takes = f"{size(rounds * moved)} each way in {those}"
     if seconds is not None:
         takes += f", about {lasting(rounds * seconds)}"
         if rounds * seconds > DAY_SECONDS:
@@ -88,7 +89,7 @@ def what_it_keeps(memory: int, threads: int, device: str, is_low: bool, disk: in
     )
 
 
-def allowance(limit: TrafficLimit, moved: float, ahead: Ahead) -> str:
+def allowance(limit: TrafficLimit, moved: float, ahead: RestOfRun) -> str:
     """The traffic that a peer's owner allows, beside what the run takes here, in a sentence: `moved` bytes both ways in
     each round that is left."""
     rounds, seconds = ahead.rounds, ahead.seconds

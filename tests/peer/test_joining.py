@@ -17,7 +17,6 @@ from peer.joining import (
     choose_stages,
     emit_place,
     require_bandwidth,
-    require_clock,
     require_fit,
     require_given,
     require_place,
@@ -25,6 +24,7 @@ from peer.joining import (
     stages_that_fit,
 )
 from peer.network import admission
+from peer.network.admission import require_clock
 from peer.planning.memory import PROCESS_BYTES, Duty, memory_of
 from peer.settings import PeerSettings
 from peer.store import membership

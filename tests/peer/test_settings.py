@@ -13,7 +13,7 @@ from peer.devices.fit import WORKER_BASE_BYTES, daemon_bytes, worker_bytes
 from peer.devices.workers import Split
 from peer.network.reach.reach import Wish
 from peer.planning.memory import PROCESS_BYTES, Duty, memory_of
-from peer.planning.welcome import Ahead
+from peer.planning.welcome import RestOfRun
 from peer.settings import LOW_NICENESS, Meeting, PeerSettings, bytes_of
 from peer.store.disk import Space
 from peer.traffic import USED_FILE, TrafficLimit, Used, write_used
@@ -70,15 +70,16 @@ def test_the_place_in_a_run_is_told_with_what_it_takes_of_line_memory_cores_and_
     space = Space(fixed=10**8, contributions=10**7, limit=10**9)
 
     def starts(**options: Any) -> list[str]:
-        return [sentence[:9] for sentence in said(**options).what_is_taken(run, 1, space, cpu, Ahead(100, 60.0))]
+        return [sentence[:9] for sentence in said(**options).what_is_taken(run, 1, space, cpu, RestOfRun(100, 60.0))]
 
     assert starts() == ["this mach", "it takes "]
     assert starts(max_traffic="1GB/day")[::2] == starts()
     needed = memory_of(run, Duty("volunteer", 1)).total
     assert (
-        f"up to {size(needed)} of memory, 3 cores" in said(threads=3).what_is_taken(run, 1, space, cpu, Ahead(100))[-1]
+        f"up to {size(needed)} of memory, 3 cores"
+        in said(threads=3).what_is_taken(run, 1, space, cpu, RestOfRun(100))[-1]
     )
-    assert "of memory" not in said(nproc=2, threads=3).what_is_taken(run, 1, space, cpu, Ahead(100))[-1]
+    assert "of memory" not in said(nproc=2, threads=3).what_is_taken(run, 1, space, cpu, RestOfRun(100))[-1]
 
 
 def test_why_a_peer_pauses_is_read_from_its_folder(tmp_path: Path):

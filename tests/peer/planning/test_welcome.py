@@ -4,7 +4,7 @@ from pathlib import Path
 
 from peer.planning.model import HEADERS_SHARE, work_of
 from peer.planning.welcome import (
-    Ahead,
+    RestOfRun,
     ahead_of,
     allowance,
     bytes_of_a_round,
@@ -39,7 +39,7 @@ def test_a_stage_in_the_middle_sends_frames_both_ways_and_its_contribution_to_ea
     expected = (frames + 2 * work.contribution) / (1 - HEADERS_SHARE)
     assert bytes_of_a_round(ours, "volunteer", 1) == expected
     assert bytes_of_a_round(ours, "volunteer", 0) < bytes_of_a_round(ours, "volunteer", 1)
-    said = what_it_takes(ours, "volunteer", 1, Ahead(100))
+    said = what_it_takes(ours, "volunteer", 1, RestOfRun(100))
     assert f"stage 1 of 4, and sends {size(expected)} a round" in said
     assert f"{size(100 * expected)} each way in all 100 rounds" in said
 
@@ -48,8 +48,8 @@ def test_a_datacenter_sends_contributions_alone_and_an_observer_nothing_of_its_o
     ours = manifest()
     parts = sum(work_of(ours, stage=stage).contribution for stage in range(4))
     assert bytes_of_a_round(ours, "datacenter", -1) == 2 * parts / (1 - HEADERS_SHARE)
-    assert "all stages" in what_it_takes(ours, "datacenter", -1, Ahead(100))
-    assert what_it_takes(ours, "observer", -1, Ahead(100)) == ""
+    assert "all stages" in what_it_takes(ours, "datacenter", -1, RestOfRun(100))
+    assert what_it_takes(ours, "observer", -1, RestOfRun(100)) == ""
     assert bytes_of_a_round(manifest(groups=0, datacenters=1), "datacenter", -1) == 0
 
 
@@ -78,32 +78,32 @@ def test_the_traffic_is_that_of_what_is_left_with_a_day_where_it_takes_longer():
     ours = manifest()
     moved = bytes_of_a_round(ours, "volunteer", 1)
     ahead = ahead_of(ours, view(seconds_left=89 * 3600.0))
-    assert ahead == Ahead(89, 3600.0)
+    assert ahead == RestOfRun(89, 3600.0)
     said = what_it_takes(ours, "volunteer", 1, ahead)
     assert said.endswith(
         f"; {size(89 * moved)} each way in the 89 rounds left, about 3.7 days: {size(24 * moved)} each way a day"
     )
     soon = what_it_takes(ours, "volunteer", 1, ahead_of(ours, view(seconds_left=89 * 30.0)))
     assert soon.endswith(f"; {size(89 * moved)} each way in the 89 rounds left, about 44.5 min")
-    assert ahead_of(ours, view()) == Ahead(89)
-    assert ahead_of(ours, view(round=0, seconds_left=5000.0)) == Ahead(100, 50.0)
-    assert ahead_of(ours, None) == Ahead(100)
-    assert what_it_takes(ours, "volunteer", 1, Ahead(100)).endswith("each way in all 100 rounds")
+    assert ahead_of(ours, view()) == RestOfRun(89)
+    assert ahead_of(ours, view(round=0, seconds_left=5000.0)) == RestOfRun(100, 50.0)
+    assert ahead_of(ours, None) == RestOfRun(100)
+    assert what_it_takes(ours, "volunteer", 1, RestOfRun(100)).endswith("each way in all 100 rounds")
 
 
 def test_a_limit_of_traffic_is_told_beside_what_the_run_takes():
     monthly, daily = TrafficLimit(200 * 10**9, "month", "200GB/month"), TrafficLimit(5 * 10**9, "day", "5GB/day")
-    assert allowance(monthly, 1e9, Ahead(1000, 480.0)) == (
+    assert allowance(monthly, 1e9, RestOfRun(1000, 480.0)) == (
         "the run takes about 181.0 GB a day here, both ways: --max-traffic 200GB/month is used up in 26.5 h, and this "
         "peer then pauses until the next month"
     )
-    assert allowance(daily, 1e9, Ahead(1000, 86400.0)) == (
+    assert allowance(daily, 1e9, RestOfRun(1000, 86400.0)) == (
         "the run takes about 2.0 GB a day here, both ways, within --max-traffic 5GB/day"
     )
-    assert allowance(monthly, 1e9, Ahead(1000)) == (
+    assert allowance(monthly, 1e9, RestOfRun(1000)) == (
         "--max-traffic 200GB/month is used up after 200 of 1,000 rounds; this peer then pauses until the next month"
     )
-    assert allowance(monthly, 1e9, Ahead(100, 1.0)) == (
+    assert allowance(monthly, 1e9, RestOfRun(100, 1.0)) == (
         "what is left of the run moves about 100.0 GB here, both ways, within --max-traffic 200GB/month"
     )
 
