@@ -255,7 +255,8 @@ def _in_all(manifest: "Manifest", here: "RoundEstimate") -> str:
 class Participant:
     """The work and the needs of one participant: `parameters`; bytes of memory (an upper estimate, activations and the
     process itself included), and the least of it, with activations that are computed again; bytes of a microbatch's
-    frame to a neighbour, and of a round's contribution."""
+    frame to a neighbour, of a round's contribution, and of all that it sends in a round, of which it receives as much.
+    """
 
     who: str
     layers: int
@@ -264,12 +265,15 @@ class Participant:
     least_memory_bytes: int
     frame_bytes: int
     contribution_bytes: int
+    sent_bytes: int
 
 
 def seats(manifest: "Manifest") -> list[Participant]:
-    """A volunteer of each stage, if the run has groups, and a datacenter replica, if it has any."""
+    """A volunteer of each stage, if the run has groups, a datacenter replica, if it has any, and an observer, as the
+    operator's node has one beside it."""
     from peer.planning.memory import Duty
     from peer.planning.model import work_of
+    from peer.planning.welcome import bytes_of_a_round
     from protocol.identity import parts_authored
     from protocol.layout import elements, model_layout, parameter_count
 
@@ -282,16 +286,19 @@ def seats(manifest: "Manifest") -> list[Participant]:
             *memories(manifest, Duty("volunteer", stage)),
             int(work_of(manifest).backward_bytes) if replicas.stages > 1 else 0,
             int(work_of(manifest, stage=stage).contribution),
+            int(bytes_of_a_round(manifest, "volunteer", stage)),
         )
         for stage in range(replicas.stages if replicas.groups else 0)
     ]
     if replicas.datacenters:
         contribution = sum(int(work_of(manifest, stage=stage).contribution) for stage in range(replicas.stages))
         memory = memories(manifest, Duty("datacenter"))
+        sent = int(bytes_of_a_round(manifest, "datacenter", 0))
         participants.append(
-            Participant("datacenter", model.layers, parameter_count(manifest), *memory, 0, contribution)
+            Participant("datacenter", model.layers, parameter_count(manifest), *memory, 0, contribution, sent)
         )
-    return participants
+    memory = memories(manifest, Duty("observer"))
+    return [*participants, Participant("observer", model.layers, parameter_count(manifest), *memory, 0, 0, 0)]
 
 
 def dry_run(manifest: "Manifest", terminal: "Terminal") -> int:
@@ -330,7 +337,7 @@ def _drawn(manifest: "Manifest", found: list[Participant]) -> "RenderableType":
         f"{millions(a_round)} tokens a round, {outer.rounds:,} rounds, {a_round * outer.rounds / 1e9:,.3f} B in all",
     )
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("who", "layers", "parameters", "memory", "recomputed", "frame", "contribution"):
+    for name in ("who", "layers", "parameters", "memory", "recomputed", "contribution", "sent a round"):
         table.add_column(name, justify="left" if name == "who" else "right", no_wrap=True)
     for row in found:
         table.add_row(
@@ -339,11 +346,12 @@ def _drawn(manifest: "Manifest", found: list[Participant]) -> "RenderableType":
             millions(row.parameters),
             size(row.memory_bytes),
             size(row.least_memory_bytes),
-            size(row.frame_bytes) if row.frame_bytes else "–",
-            size(row.contribution_bytes),
+            size(row.contribution_bytes) if row.contribution_bytes else "–",
+            size(row.sent_bytes) if row.sent_bytes else "–",
         )
     last = (
-        "Memory is an upper estimate; recomputed: with --memory recompute. "
+        "Memory is an upper estimate; recomputed: with --memory recompute. Each receives as much as it sends, an "
+        "observer the contributions of all. "
         "Nothing was made; without --dry-run the run is created and served."
     )
     return Group(*map(Text, lines), "", table, "", Text(last))

@@ -8,6 +8,7 @@ import pytest
 
 from peer.cli.plan import PlanOptions, dry_run, seats, show_plan
 from peer.planning.memory import Duty, memory_of
+from peer.planning.welcome import bytes_of_a_round
 from peer.process import Terminal
 from protocol import manifest as manifests
 from protocol.events.activity import Failed, Progress
@@ -143,7 +144,12 @@ def test_the_papers_models_have_the_papers_numbers_of_parameters_and_of_tokens()
 
 
 def test_stages_share_the_model_and_a_datacenter_has_all_of_it(manifest: Manifest):
-    *stages, datacenter = seats(manifest)
+    *stages, datacenter, observer = seats(manifest)
+    assert (observer.who, observer.parameters, observer.sent_bytes) == ("observer", datacenter.parameters, 0)
+    assert [each.sent_bytes for each in stages] == [
+        int(bytes_of_a_round(manifest, "volunteer", stage)) for stage in range(len(stages))
+    ]
+    assert datacenter.sent_bytes > datacenter.contribution_bytes
     assert sum(each.parameters for each in stages) == datacenter.parameters == parameter_count(manifest)
     assert sum(each.layers for each in stages) == datacenter.layers == manifest.model.layers
     assert datacenter.contribution_bytes == pytest.approx(sum(each.contribution_bytes for each in stages), rel=0.01)
