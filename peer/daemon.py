@@ -33,7 +33,7 @@ from peer.store.checkpoint import after_leaving, leave_stage
 from peer.swarm.node import AskNode, Node, RoleWork
 from peer.swarm.waits import for_the_node
 from peer.swarm.work import follow_and_evaluate, serve_datacenter, serve_stage
-from peer.telemetry.status import EventStream
+from peer.telemetry.status import EventStream, gave
 from peer.traffic import TrafficMeter
 from protocol.clock import unix_time
 from protocol.errors import HetpeerError, RefusedError, UnreachableError
@@ -93,8 +93,8 @@ async def run_with_pauses(
                 async with Children() as watching:
                     watching.spawn(_leave_when_due(leave, stop, pauses))
                     next_stage = await run_until(leave, settings, emit, insisted=insisted)
-                if (stop.is_set() or emit.status.over) and emit.status.tokens:
-                    emit(Notice(farewell(emit.status.tokens, emit.status.over)))
+                if stop.is_set() and emit.status.tokens and not emit.status.over:
+                    emit(Notice(f"left in good order: {gave(emit.status.tokens)}, and the same command goes on"))
             except (HetpeerError, BaseExceptionGroup) as error:
                 if stop.is_set() or not leave.is_set():
                     raise
@@ -221,15 +221,6 @@ async def run_until(
         if not (serving.cancelled() and stop.is_set()):
             serving.result()
         return node.next_stage.result() if node.next_stage.done() and not stop.is_set() else None
-
-
-def farewell(tokens: int, over: bool) -> str:
-    """The last sentence of a peer that has trained on so many `tokens` since it joined, in a run that is `over` or not:
-    what it gave, and what comes next."""
-    gave = f"this machine gave {tokens:,} tokens since it joined"
-    if over:
-        return f"thank you: {gave}; `hetpeer credit` shows what others signed of them, `hetpeer export` the model"
-    return f"left in good order: {gave}, and the same command goes on"
 
 
 async def _pass_on(insisted: asyncio.Event, node: Node) -> None:

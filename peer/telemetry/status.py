@@ -48,6 +48,11 @@ def program_version() -> str:
         return ""
 
 
+def gave(tokens: int) -> str:
+    """A phrase on the work of a peer that has trained on so many `tokens` since it joined."""
+    return f"this machine gave {tokens:,} tokens since it joined"
+
+
 @dataclass(slots=True)
 class Status(ReportedStatus):
     """The present status of one peer, of which the operator's node is told the inherited fields. Times are seconds by

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from peer.telemetry.plain_lines import PlainLines
 from peer.telemetry.run_report import Report
-from peer.telemetry.status import Status
+from peer.telemetry.status import Status, gave
 from protocol.clock import monotonic
 from protocol.events.activity import Failed, Finished, Injected, Joined, Progress, Serving
 from protocol.events.event import Event, Sink
@@ -42,6 +42,8 @@ def bar(done: int, total: int, width: int) -> str:
     full = round(width * min(done, total) / total) if total else 0
     return "█" * full + "░" * (width - full)
 
+
+AFTERWARDS = "`hetpeer credit` shows what others signed of them, `hetpeer export` gives the model."
 
 MOST_LINES_OF_WAIT, LONGEST_WORD = 3, 10
 """The lines that a wait has in the panel, and the columns of each that breaking it between words may leave empty."""
@@ -145,8 +147,12 @@ class PeerScreen:
     def _lines(self, event: Event) -> list[str]:
         """The lines that last of an event."""
         if self.plain_lines is not None:
-            return self.plain_lines.take(event, self.status.clock())
-        return [event.words] if Sink.TERMINAL in event.sinks and event.words is not None else []
+            lines = self.plain_lines.take(event, self.status.clock())
+        else:
+            lines = [event.words] if Sink.TERMINAL in event.sinks and event.words is not None else []
+        if isinstance(event, Finished) and self.status.tokens:
+            lines.append(f"Thank you: {gave(self.status.tokens)}. {AFTERWARDS}")
+        return lines
 
     def draw(self) -> Group:
         """The panel as it is now."""

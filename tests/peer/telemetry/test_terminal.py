@@ -240,7 +240,9 @@ def test_on_a_terminal_a_panel_moves_below_the_lasting_lines(monkeypatch: pytest
     assert "· stage 0 is gone" in shown
     assert "Finished: 1 rounds." in shown
     assert drawn.count("\x1b[?25l") == drawn.count("\x1b[?25h") > 0  # the cursor is back
-    assert shown.rstrip().endswith("Finished: 1 rounds.")  # the panel is gone
+    thanks = "Thank you: this machine gave 1,024 tokens since it joined. `hetpeer credit` shows what others signed"
+    assert f"Finished: 1 rounds.\r\n{thanks}" in shown
+    assert shown.rstrip().endswith("`hetpeer export` gives the model.")  # the panel is gone
 
 
 def test_a_narrow_terminal_cuts_the_panel_and_colours_can_be_turned_off(monkeypatch: pytest.MonkeyPatch):
