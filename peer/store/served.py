@@ -12,6 +12,7 @@ receipt, before the receipt goes out: others rely on it.
 
 import hashlib
 import mmap
+import threading
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -56,7 +57,8 @@ class ContributionStore:
     """The bytes that it may hold in all; None: no limit. An open run may have any number of authors."""
     slices: dict[str, Slice] = field(default_factory=dict)
     sizes: dict[Path, int] = field(default_factory=dict)
-    """The bytes that each file takes on the disk, in whole blocks."""
+    """The bytes that each file takes on the disk, in whole blocks; of one being written, those it will take."""
+    _reserving: threading.Lock = field(default_factory=threading.Lock)
 
     def put(self, entry: Entry, blob: bytes = b"") -> None:
         """Keep a contribution, or only what is signed about one that is void; when this returns, it outlives a power
@@ -105,17 +107,38 @@ class ContributionStore:
                 yield proof, receipts, sha256 in self.slices
 
     def _write(self, path: Path, data: bytes) -> None:
-        after = _on_disk(len(data)) + sum(taken for other_path, taken in list(self.sizes.items()) if other_path != path)
-        if self.most_bytes is not None and after > self.most_bytes:
-            raise ResourceError(
-                f"what others contribute takes more than the {size(self.most_bytes)} that this disk has left for it: "
-                "give it more with --max-disk, or leave this run"
-            )
-        write_atomically(path, data)
-        self.sizes[path] = _on_disk(len(data))
+        before = self._reserve(path, len(data))
+        try:
+            write_atomically(path, data)
+        except BaseException:
+            with self._reserving:
+                if before is None:
+                    self.sizes.pop(path, None)
+                else:
+                    self.sizes[path] = before
+            raise
+
+    def _reserve(self, path: Path, count: int) -> int | None:
+        """Count a file's bytes before they are written: contributions are written in several threads at once. Returns
+        what the file took until now; None: there was none.
+
+        Raises:
+            ResourceError: there is no room for them.
+        """
+        with self._reserving:
+            before = self.sizes.get(path)
+            after = sum(self.sizes.values()) - (before or 0) + _on_disk(count)
+            if self.most_bytes is not None and after > self.most_bytes:
+                raise ResourceError(
+                    f"what others contribute takes more than the {size(self.most_bytes)} that this disk has left for "
+                    "it: give it more with --max-disk, or leave this run"
+                )
+            self.sizes[path] = _on_disk(count)
+        return before
 
     def _remove(self, path: Path) -> None:
-        self.sizes.pop(path, None)
+        with self._reserving:
+            self.sizes.pop(path, None)
         path.unlink(missing_ok=True)
 
     def tidy(self) -> None:

@@ -97,6 +97,27 @@ def test_what_is_damaged_is_passed_over_and_what_is_half_written_goes(tmp_path: 
     assert not half.exists()
 
 
+def test_contributions_written_in_threads_at_once_take_no_more_of_the_disk_than_its_owner_gives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The second comes while the first is being written; when the first has failed, its place is free again."""
+    contribution_store = ContributionStore(tmp_path, BLOCK_BYTES)
+
+    def fails(path: Path, data: bytes) -> None:
+        with pytest.raises(ResourceError, match="--max-disk"):
+            contribution_store.put(entry(2, b"two"), b"two")
+        raise ResourceError("cannot write it")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(served, "write_atomically", fails)
+        with pytest.raises(ResourceError, match="cannot write it"):
+            contribution_store.put(entry(1, b"one"), b"one")
+    contribution_store.put(entry(2, b"two"), b"two")
+    with pytest.raises(ResourceError, match="--max-disk"):
+        contribution_store.put(entry(1, b"one"), b"one")
+    contribution_store.put(entry(2, b"two"), b"two")  # as with more receipts: it takes its own place
+
+
 def test_closed_rounds_go_but_for_what_is_to_be_kept(tmp_path: Path):
     contribution_store = ContributionStore(tmp_path)
     for round in range(1, 6):
