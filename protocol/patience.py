@@ -97,6 +97,10 @@ FURTHER_STAGE_SHARE = 0.25
 DEBT_STEPS = 4.0
 """The debt, in usual steps, at which a neighbour is slow."""
 
+LEAST_DEBT_SECONDS = 5.0
+"""The debt below which no neighbour is slow, in seconds: where a step takes a fraction of a second, any hiccup of a
+machine is several steps."""
+
 SLOW_STEPS = 3
 """The slow steps that such a debt has at least: one or two may be a machine that swaps, or a link that drops what it
 carries."""

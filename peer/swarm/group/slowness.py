@@ -18,7 +18,14 @@ from typing import TypeVar
 
 from protocol.identity import PeerId
 from protocol.net.allowances import pause_after
-from protocol.patience import DEBT_STEPS, FURTHER_DEBT_SHARE, GROSS_STEPS, SHORTEST_STEP_BOUND_SECONDS, SLOW_STEPS
+from protocol.patience import (
+    DEBT_STEPS,
+    FURTHER_DEBT_SHARE,
+    GROSS_STEPS,
+    LEAST_DEBT_SECONDS,
+    SHORTEST_STEP_BOUND_SECONDS,
+    SLOW_STEPS,
+)
 
 TOLERANCE = 0.15
 """The share of a usual step by which steps may be longer on average: clocks, links and households make that difference.
@@ -193,7 +200,7 @@ class SlownessWatch:
 
 def debt_limit(usual: StepTimes, further: int = 0) -> float:
     """The debt, in seconds, at which a neighbour is slow that has so many stages behind it."""
-    return DEBT_STEPS * (1 + FURTHER_DEBT_SHARE * further) * usual.seconds
+    return (1 + FURTHER_DEBT_SHARE * further) * max(DEBT_STEPS * usual.seconds, LEAST_DEBT_SECONDS)
 
 
 def _medians(steps: Sequence[StepTimes]) -> StepTimes:
