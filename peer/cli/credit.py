@@ -40,7 +40,7 @@ class CreditOptions:
 
     folder: Annotated[
         Path | None,
-        typer.Argument(metavar="[FOLDER]", help="The peer's folder. Default: the only one under ~/.hetpeer."),
+        typer.Argument(metavar="[FOLDER]", help="The peer's folder. Default: that which was at work last."),
     ] = None
     verify: Annotated[
         list[Path] | None,
@@ -74,7 +74,7 @@ def show_credit(options: CreditOptions, terminal: "Terminal") -> int:
 
     def work() -> int:
         verified_paths = tuple(options.verify or ())
-        folder = (options.folder or (_any_folder() if verified_paths else _only_folder())).expanduser()
+        folder = (options.folder or (_any_folder() if verified_paths else _newest_folder(terminal))).expanduser()
         checked = check_receipts(folder, verified_paths)
         if options.out is not None:
             valid_receipts = standing(checked.receipts)
@@ -90,8 +90,9 @@ def show_credit(options: CreditOptions, terminal: "Terminal") -> int:
     return exit_code_of(terminal.emit, work)
 
 
-def _only_folder() -> Path:
-    """The folder of the one peer of this machine that has receipts; or, if none has, that has states."""
+def _newest_folder(terminal: "Terminal") -> Path:
+    """The folder of the peer of this machine whose receipts were written last; or, if none has any, whose states were.
+    Where there are several, the choice is shown."""
     from peer.store.home import home, peer_folders
     from peer.store.receipt_file import RECEIPTS
 
@@ -100,12 +101,19 @@ def _only_folder() -> Path:
     run_folders = run_folders or [folder for folder in folders if (folder / "snapshots").is_dir()]
     if not run_folders:
         raise ResourceError(f"no peer under {home()} has receipts; name its folder: `hetpeer credit FOLDER`")
-    if len(run_folders) > 1:
-        raise ResourceError(
-            f"{len(run_folders)} peers under {home()} have receipts or states; name the folder of one, as in `hetpeer "
-            f"credit {run_folders[0]}`. The others: {', '.join(map(str, run_folders[1:]))}"
-        )
-    return run_folders[0]
+    newest = max(run_folders, key=_written)
+    if len(run_folders) > 1 and not terminal.json:
+        others = ", ".join(str(folder) for folder in run_folders if folder != newest)
+        print(f"The peer in {newest}, which was at work last. Others: {others}", flush=True)
+    return newest
+
+
+def _written(folder: Path) -> float:
+    """The time at which a peer's receipts or states were written last, in Unix seconds; 0: it has none."""
+    from peer.store.receipt_file import RECEIPTS
+
+    paths = (*(folder / RECEIPTS).glob("*"), *(folder / "snapshots").glob("*.header"))
+    return max((path.stat().st_mtime for path in paths), default=0.0)
 
 
 def _any_folder() -> Path:
@@ -265,7 +273,7 @@ def credit_phrase(credit: "RoundCredit", checked: Checked) -> str:
         return "one of the run's last rounds, which no later state records"
     if not checked.closed:
         return "this folder holds no state"
-    return f"not closed here yet: it is in round {credit.round + window.width + 1}"
+    return f"not closed here yet: it closes after round {credit.round + window.width}"
 
 
 def to_json(checked: Checked) -> dict[str, Any]:

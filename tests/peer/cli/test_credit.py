@@ -1,4 +1,6 @@
 import json
+import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -164,16 +166,25 @@ def test_where_no_peer_has_receipts_the_one_with_states_is_shown(
     assert "Counted in the run's state: 2 rounds." in capsys.readouterr().out
 
 
-def test_of_several_peers_one_is_to_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_of_several_peers_the_one_that_was_at_work_last_is_shown(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("HETPEER_HOME", str(tmp_path))
     said: list[Failed] = []
     assert show_credit(CreditOptions(), Terminal(said.append)) == 4
-    for place in ("stage-0", "stage-1"):
-        (tmp_path / "0123" / place / RECEIPTS).mkdir(parents=True)
-        (tmp_path / "0123" / place / "lock").touch()
-    assert show_credit(CreditOptions(), Terminal(said.append)) == 4
     assert "name its folder" in said[0].message
-    assert f"`hetpeer credit {tmp_path}/0123/stage-0`" in said[1].message
+    run = tmp_path / "0123"
+    for place in ("stage-0", "stage-1", "stage-2"):
+        shutil.copytree(folder, run / place)
+        (run / place / "lock").touch()
+        for path in (*(run / place / RECEIPTS).glob("*"), *(run / place / "snapshots").glob("*")):
+            os.utime(path, (1000.0, 1000.0))
+    os.utime(next((run / "stage-1" / RECEIPTS).glob("*")), (2000.0, 2000.0))
+    assert show_credit(CreditOptions(), Terminal(said.append)) == 0
+    shown = capsys.readouterr().out
+    assert f"The peer in {run}/stage-1, which was at work last. Others: {run}/stage-0, {run}/stage-2" in shown
+    assert show_credit(CreditOptions(json=True), Terminal(said.append, json=True)) == 0
+    assert json.loads(capsys.readouterr().out)["rounds_counted"] == 2
 
 
 def forged(folder: Path) -> dict[str, list[bytes]]:
