@@ -9,12 +9,13 @@ from peer.swarm.node import Node
 from peer.swarm.rounds.outer_round import OuterLoop
 from protocol.clock import monotonic
 from protocol.errors import HetpeerError
+from protocol.events.activity import Notice
 from protocol.events.decisions import OnlyHolder
 from protocol.identity import Part
 from protocol.outer.window import SKEW
 from protocol.patience import NO_TAKER_SECONDS, NODE_TIMEOUT_SECONDS, STEADY_SECONDS, TAKER_SECONDS
 from protocol.trust.records import holds_newest
-from protocol.wording import parts_named
+from protocol.wording import lasting, parts_named
 
 ALONE_POLL_SECONDS = 5.0
 """The interval at which a peer looks whether others hold its parts."""
@@ -52,6 +53,7 @@ async def hand_over_state(node: Node, outer: OuterLoop) -> None:
     most_seconds = TAKER_SECONDS if await _has_taker(node, outer) else NO_TAKER_SECONDS
     ends = monotonic() + most_seconds
     node.handing_over.set()
+    outer.emit(Notice(f"leaving takes up to {lasting(most_seconds)} more: nobody else holds this peer's state yet"))
     await outer.discovery.publish(last_holder=True)
     while (alone := held_alone(outer)) and monotonic() < ends and not node.insisted.is_set():
         outer.emit(waits.for_another_holder(alone, outer.clock - 1, most_seconds))

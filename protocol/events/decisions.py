@@ -1,6 +1,6 @@
 """The events of what a peer decided, judged or waits for, and why: most of them for people who ask afterwards. Pure."""
 
-from protocol.events.event import PRIVATE, SHOWN, Event, Level, PeerState, event
+from protocol.events.event import PRIVATE, SHOWN, Event, PeerState, event
 from protocol.events.fields import (
     Nats,
     NatsByPeer,
@@ -127,16 +127,12 @@ class Adopted(Event):
     since: Whole = 0
 
     @property
-    def level(self) -> Level:
-        return "info" if self.attested else "warning"
-
-    @property
     def words(self) -> str:
         if self.attested:
             seen = f" (it has seen the run itself from round {self.since + 1} on)" if self.since else ""
             return f"Began with the state after round {self.round}, which the operator's observer attests{seen}."
-        past = "Nobody whom the operator trusts has seen this run's past"
-        return f"{past}: the state after round {self.round} is the word of {so_many(self.peers, 'peer')}."
+        alike = f"which {self.peers} peers hold alike" if self.peers > 1 else "which one peer holds"
+        return f"Began with the state after round {self.round}, {alike}; no observer of the operator's attests it."
 
 
 @event(sinks=PRIVATE, plain="{words}")
@@ -243,5 +239,5 @@ class OnlyHolder(Event):
     def words(self) -> str:
         if not self.what:
             return "Others hold the newest state of all that this peer holds, too."
-        without = "if it leaves, the run stands still until it is back"
-        return f"Only this peer holds the newest state of {self.what}: {without}."
+        usual = "as is usual while a stage has one peer"
+        return f"Only this peer holds the newest state of {self.what}, {usual}: should it leave, the run waits for it."
