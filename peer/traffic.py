@@ -17,7 +17,7 @@ from typing import Literal
 
 from protocol.clock import monotonic
 from protocol.errors import ResourceError
-from protocol.events.activity import Notice, Warned
+from protocol.events.activity import Notice, TrafficCounted, Warned
 from protocol.events.event import Listener
 from protocol.files import open_regular, write_atomically
 from protocol.net.bandwidth import WireTotal
@@ -158,6 +158,7 @@ class TrafficMeter:
         if clock - self._kept >= WRITTEN_EVERY_SECONDS or self.reason() != before:
             self._kept = clock
             self.keep()
+            self.emit(TrafficCounted(self.used.wire_bytes, self.limit.words))
 
     def reason(self) -> str:
         """The reason why this peer is to pause now; empty: it is not."""

@@ -31,6 +31,7 @@ from protocol.events.event import Event, Listener, PeerState
 from protocol.events.group_decisions import MemberRecovered, Released, SlowMember
 from protocol.events.peer_report import ReportedStatus
 from protocol.events.waiting import Waiting
+from protocol.wording import size
 
 LAST_ROUNDS = 8
 """The number of rounds from which the time to the run's end is computed."""
@@ -93,6 +94,10 @@ class Status(ReportedStatus):
     """Whether the peer has seen the end of the run."""
     only_holder_of: str = ""
     """The parts whose newest state nobody else here holds, in words; empty: there are none."""
+    traffic_used: int = 0
+    """The bytes that count against `traffic_limit`, in its month or day."""
+    traffic_limit: str = ""
+    """The owner's limit of the peer's traffic, as 200GB/month; empty: there is none."""
     _steps: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=RATE_STEPS))
     """The ends of the last inner steps, and the tokens of each."""
     _ends: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=LAST_ROUNDS + 1))
@@ -113,6 +118,11 @@ class Status(ReportedStatus):
         self._follow(event, now)
         self.waits_for = self.waiting.waits_for if self.waiting is not None else ""
         self.tokens_per_second = self._rate() if self.state is PeerState.TRAINING else 0.0
+
+    @property
+    def traffic(self) -> str:
+        """The traffic so far and its limit, in words; empty: there is no limit."""
+        return f"{size(self.traffic_used)} of {self.traffic_limit}" if self.traffic_limit else ""
 
     @property
     def seconds_a_round(self) -> float | None:

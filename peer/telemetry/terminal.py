@@ -63,10 +63,11 @@ def panel(status: Status, now: float, width: int) -> list[str]:
     silent = f", {status.lost} silent" if status.lost else ""
     silent += f" · only holder of {status.only_holder_of}" if status.only_holder_of else ""
     doing = f" · {status.doing}" if status.doing else ""
+    traffic = f" · {status.traffic}" if status.traffic else ""
     lines = [
         position,
         _round(status, width),
-        f"{rates} · credit {status.credit:,} tokens",
+        f"{rates} · credit {status.credit:,} tokens{traffic}",
         f"{joined} · {so_many(status.peers, 'peer')}{silent}{doing}",
     ]
     if status.waiting is not None:
@@ -87,6 +88,8 @@ def _wait(waiting: Waiting, seconds: float, width: int) -> list[str]:
 def _round(status: Status, width: int) -> str:
     """The line of the round: its number, a bar where there is room for one in `width` columns, the step and losses."""
     round = f"round {status.round or '–'} of {status.rounds or '–'}"
+    if not status.inner_steps:
+        return round if status.round else "no round yet"
     step = f"step {status.step}" + (f" of {status.inner_steps}" if status.inner_steps >= status.step else "")
     if status.loss is not None:
         step += f" · loss {status.loss:.3f}"

@@ -208,6 +208,15 @@ class Contributed(Event):
     chunks: ChunkSpans = ()
 
 
+@event(sinks=Sink.TERMINAL, kept=("traffic_used", "traffic_limit"))
+class TrafficCounted(Event):
+    """The bytes that this peer has moved, both ways, in the month or day of `traffic_limit`, which is in its owner's
+    words, such as 200GB/month."""
+
+    traffic_used: Count
+    traffic_limit: ShortText
+
+
 @event("Credit for round {round}: {tokens:,} tokens, signed by {signers:#peer}.", sinks=PRIVATE)
 class Credited(Event):
     """Others, `signers`, have signed what this peer did in a round, with all that such events of it before had."""

@@ -239,5 +239,5 @@ class OnlyHolder(Event):
     def words(self) -> str:
         if not self.what:
             return "Others hold the newest state of all that this peer holds, too."
-        usual = "as is usual while a stage has one peer"
-        return f"Only this peer holds the newest state of {self.what}, {usual}: should it leave, the run waits for it."
+        without = "should it leave, the run waits for it"
+        return f"Only this peer holds the newest state of {self.what}, usual while a stage has one peer: {without}."

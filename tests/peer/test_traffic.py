@@ -9,6 +9,7 @@ import pytest
 from peer.pausing import Pauses
 from peer.traffic import SMALL_BYTES_A_SECOND, USED_FILE, TrafficLimit, TrafficMeter, Used, read_used, write_used
 from protocol.errors import ResourceError
+from protocol.events.activity import TrafficCounted
 from protocol.events.event import Event
 from protocol.net.bandwidth import ACKNOWLEDGED, WIRE, Bandwidth, WireTotal
 
@@ -31,8 +32,8 @@ class Owner:
         self.meter.look(is_online=False)
 
     @property
-    def words(self) -> list[str | None]:
-        return [event.words for event in self.said]
+    def words(self) -> list[str]:
+        return [event.words for event in self.said if event.words is not None]
 
 
 def test_a_month_and_a_day_end_when_those_of_the_calendar_do():
@@ -86,6 +87,8 @@ def test_the_bytes_are_written_down_now_and_then(tmp_path: Path):
     assert read_used(tmp_path).wire_bytes == 1
     owner.move(0)
     assert read_used(tmp_path).wire_bytes == 6
+    counted = [(event.traffic_used, event.traffic_limit) for event in owner.said if isinstance(event, TrafficCounted)]
+    assert counted == [(1, "1kB/month"), (6, "1kB/month")]
 
 
 def test_a_peer_in_its_run_also_pays_for_small_questions(tmp_path: Path):
