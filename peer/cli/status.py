@@ -4,6 +4,7 @@ at the registration port."""
 import sys
 import time
 from collections.abc import AsyncIterator
+from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -153,6 +154,7 @@ def run_tables(view: "View", trouble: str = "", width: int = WIDTH_OF_FILES) -> 
     parts += [Text(printable(why), style="yellow") for why in whys]
     if view.history:
         parts += [Text(""), rounds_table(view, width)]
+        parts += [Text(sentence, style="dim") for sentence in about_rounds(view)]
     if view.log:
         parts += [
             Text(""),
@@ -186,7 +188,7 @@ def peers_table(view: "View", width: int = WIDTH_OF_FILES) -> "Table":
             Text(f"{peer.tokens_per_second:,.0f}"),
             Text(size(peer.up)),
             Text(size(peer.down)),
-            Text(f"{peer.credit:,}"),
+            Text(f"{peer.credit:,}" if peer.credit else "–"),
         ]
         table.add_row(*cells[: len(table.columns)])
     return without_columns(table, {"group", "up/s", "down/s"} if width < NARROW else set())
@@ -216,6 +218,17 @@ def rounds_table(view: "View", width: int = WIDTH_OF_FILES) -> "Table":
         )
         table.add_row(*(Text(printable(str(cell))) for cell in cells))
     return without_columns(table, {"plain", "uncompressed"} if width < NARROW else set())
+
+
+def about_rounds(view: "View") -> list[str]:
+    """What the table of the last rounds does not show, and why."""
+    shown = view.history[-ROUNDS_SHOWN:]
+    gaps = [(one.round + 1, after.round - 1) for one, after in pairwise(shown) if after.round > one.round + 1]
+    missing = ", ".join(f"{first}" if first == last else f"{first} to {last}" for first, last in gaps)
+    sentences = [f"The node was away in round {missing}, and knows nothing of it."] if missing else []
+    if not any(entry.loss is not None for entry in view.history) and any(entry.ended for entry in shown):
+        sentences.append("Nobody measures the held-out loss: `hetpeer bootstrap --evaluate` does.")
+    return sentences
 
 
 def without_columns(table: "Table", names: set[str]) -> "Table":

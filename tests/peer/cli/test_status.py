@@ -84,6 +84,17 @@ def test_peers_rounds_and_what_happened_are_there():
         assert words in seen, words
 
 
+def test_rounds_that_the_node_has_not_seen_and_a_loss_that_nobody_measures_are_explained():
+    ended = [RoundView(round=round, began=80.0, ended=88.5) for round in (1, 2, 4, 8)]
+    seen = shown(history=ended)
+    assert "The node was away in round 3, 5 to 7, and knows nothing of it." in seen
+    assert "Nobody measures the held-out loss: `hetpeer bootstrap --evaluate` does." in seen
+    measured = [*ended[:1], RoundView(round=2, began=80.0, ended=88.5, loss=5.5)]
+    assert "node was away" not in shown(history=measured)
+    assert "--evaluate" not in shown(history=measured)
+    assert "--evaluate" not in shown(history=[RoundView(round=1, began=80.0)])
+
+
 def test_a_slow_member_is_named():
     slow = GroupView(replica=LEADER, slot=0, members=[LEADER], slow="stage 1 (peer QmB) takes 14 s a step")
     assert "The group of aLeader1 is slow: stage 1 (peer QmB) takes 14 s a step" in shown(groups=[slow])
