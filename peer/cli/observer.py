@@ -68,7 +68,7 @@ async def keep_observer(
 ) -> None:
     """Keep an observer with this folder until `stop` is set; it stops when its standard input closes. What it says,
     this process says; `revoke` is told of whom it suspects of harm, `acquit` of who has stood its trial, and `held`
-    that it holds the last state. `holds`: it only does that.
+    that it holds the last state. `holds`: it only does that, and a person reads its warnings alone.
 
     Raises:
         LostMemberError: it died.
@@ -91,7 +91,9 @@ async def keep_observer(
 
         async def listen(stdout: asyncio.StreamReader) -> None:
             async for event in read_events(stdout):
-                terminal.emit(Warned(event.message) if holds and isinstance(event, Failed) else event)
+                line = Warned(event.message) if holds and isinstance(event, Failed) else event
+                if not holds or terminal.json or line.level == "warning":  # else the node says it in its place
+                    terminal.emit(line)
                 if isinstance(event, Finished):
                     held()
                 if isinstance(event, Suspected) and event.since and revoke is not None:

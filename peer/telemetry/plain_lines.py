@@ -65,8 +65,6 @@ class PlainLines:
         shown = [work]
         if loss is not None:
             shown.append(f"loss {loss:.2f}")
-        if status.traffic:
-            shown.append(f"traffic {status.traffic}")
         if round == status.rounds:
             shown.append("the last")
         elif (seconds := status.seconds_left(now)) is not None:

@@ -147,7 +147,11 @@ def test_the_operators_own_observer_is_named_as_one_that_attests(tmp_path: Path)
     )
 
 
-def test_what_holds_the_model_computes_nothing_and_its_end_is_told_and_tried_again(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("json_lines", [False, True])
+def test_what_holds_the_model_computes_nothing_and_its_end_is_told_and_tried_again(
+    monkeypatch: pytest.MonkeyPatch, json_lines: bool
+):
+    """A person reads its warnings alone, a program all that it says."""
     monkeypatch.setattr(observer, "FIRST_REVOCATION_RETRY_SECONDS", 0.0)
     said: list[Event] = []
     monitor = Monitor.of(MANIFEST, RunId("ab" * 32))
@@ -165,9 +169,8 @@ def test_what_holds_the_model_computes_nothing_and_its_end_is_told_and_tried_aga
                 stop.set()
                 return
             command = (sys.executable, "-c", script)
-            await keep_observer(
-                TICKET, Path("folder"), Terminal(said.append), stop, command=command, holds=True, held=held
-            )
+            shown = Terminal(said.append, json=json_lines)
+            await keep_observer(TICKET, Path("folder"), shown, stop, command=command, holds=True, held=held)
 
         keeping = asyncio.create_task(keep_model(monitor, hold, said.append, stop))
         await asyncio.sleep(0)
@@ -179,14 +182,13 @@ def test_what_holds_the_model_computes_nothing_and_its_end_is_told_and_tried_aga
 
     asyncio.run(asyncio.wait_for(scene(), 60))
     assert states == ["coming", "coming"]
-    assert said[:3] == [
-        Finished(2),
-        Progress("this node holds the run's last state: `hetpeer export TICKET` takes the model from here"),
-        Warned("no room"),
-    ]
-    assert said[3] == Progress("--stay --dir --json --until-stdin-closes --private-mirrors --hold")
-    assert isinstance(said[4], Warned)
-    assert "this node does not hold the model: the observer that holds the model (process" in said[4].doing
+    holds_it = Progress("this node holds the run's last state: `hetpeer export TICKET` takes the model from here")
+    flags = Progress("--stay --dir --json --until-stdin-closes --private-mirrors --hold")
+    *before, last = said
+    everything = [Finished(2), holds_it, Warned("no room"), flags]
+    assert before == (everything if json_lines else [holds_it, Warned("no room")])
+    assert isinstance(last, Warned)
+    assert "this node does not hold the model: the observer that holds the model (process" in last.doing
 
 
 def test_a_node_says_at_once_that_the_model_does_not_fit_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

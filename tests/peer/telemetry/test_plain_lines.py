@@ -24,7 +24,6 @@ from protocol.events.activity import (
     Pulse,
     RoundDone,
     StepDone,
-    TrafficCounted,
     Warned,
 )
 from protocol.events.decisions import IDLE, NotCounted, Placed
@@ -81,11 +80,6 @@ def test_each_round_is_one_line_with_the_tokens_the_loss_and_the_time_that_is_le
         "Round 2 of 500: helped with 4,096 tokens, loss 4.81, about 74.7 min left",
         "Round 3 of 500: helped with 4,096 tokens, loss 4.81, about 74.5 min left",
     ]
-
-
-def test_each_round_says_how_much_of_the_traffic_that_its_owner_allows_is_used():
-    timed = at(0, *JOINED, TrafficCounted(12_300_000_000, "200GB/month"), *a_round(1))
-    assert lines_of(*timed)[4] == "Round 1 of 500: helped with 4,096 tokens, loss 4.81, traffic 12.3 GB of 200GB/month"
 
 
 def test_the_words_before_the_first_credit_are_run_stage_and_round():
