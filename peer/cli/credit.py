@@ -270,7 +270,7 @@ def credit_phrase(credit: "RoundCredit", checked: Checked) -> str:
         return "counted in no state that this folder holds"
     window = Window.of(checked.manifest)
     if credit.round + window.width > checked.manifest.outer.rounds:
-        return "one of the run's last rounds, which no later state records"
+        return "one of the run's last rounds"
     if not checked.closed:
         return "this folder holds no state"
     return f"not closed here yet: it closes after round {credit.round + window.width}"
@@ -367,14 +367,16 @@ def _summary(checked: Checked) -> list[str]:
     both = sum(round_credit.tokens_of_both for round_credit in rounds)
     on_both_sides = f", {both:,} of them seen by neighbours on both sides" if both else ""
     total = sum(round_credit.tokens for round_credit in rounds)
-    lines = [
-        f"Signed by others: {total:,} tokens in {so_many(len(rounds), 'round')}{on_both_sides}.",
-        f"Counted in the run's state: {so_many(len(checked.counted), 'round')}.",
-    ]
+    lines = [f"Signed by others: {total:,} tokens in {so_many(len(rounds), 'round')}{on_both_sides}."]
     window = Window.of(checked.manifest).width
     last = sum(round_credit.round + window > checked.manifest.outer.rounds for round_credit in checked.rounds)
+    if checked.counted or not last:
+        lines.append(f"Counted in the run's state: {so_many(len(checked.counted), 'round')}.")
     if last:
-        lines.append(f"Of the run's last rounds, which no later state records: {so_many(last, 'round')}.")
+        lines.append(
+            f"Of the run's last rounds: {so_many(last, 'round')}. What is signed shows them: no state is written later "
+            "that could count them."
+        )
     if checked.unsigned:
         inner = checked.manifest.inner
         why = ALONE.format(tokens=checked.manifest.tokens_per_step * inner.steps) if checked.is_alone else LOST_WORD

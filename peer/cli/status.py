@@ -140,7 +140,7 @@ def run_tables(view: "View", trouble: str = "", width: int = WIDTH_OF_FILES) -> 
     whys += [
         f"{view_row.id[-8:]} is {view_row.state}: {view_row.why}"
         for view_row in view.peers
-        if view_row.state in UNUSUAL
+        if view_row.state in UNUSUAL and not (view_row.state == "gone" and view.state == "finished")
     ]
     whys += [
         f"The group of {view_row.replica[-8:]} does not train: {view_row.broken}"

@@ -104,7 +104,7 @@ def test_a_program_gets_what_each_round_brought_and_by_whose_word(folder: Path, 
     assert code == 0
     assert (shown["run"], shown["operator"]) == (AUTHORITY.run, AUTHORITY.operator)
     first, second, third, last, never = shown["rounds"]
-    assert never["why"] == "one of the run's last rounds, which no later state records"
+    assert never["why"] == "one of the run's last rounds"
     assert (first["tokens"], first["tokens_of_both"], first["microbatches"]) == (6 * TOKENS, 4 * TOKENS, 6)
     assert set(first["neighbours"]) == {LEADER.peer_id, LAST.peer_id}
     assert [first["counted"], second["counted"], third["counted"], last["counted"]] == [True, False, True, False]
@@ -123,6 +123,7 @@ def test_a_person_is_told_that_all_of_it_was_verified_and_against_what(
     shown = " ".join(capsys.readouterr().out.split())
     assert f"Signed by others: {19 * TOKENS:,} tokens in 4 rounds" in shown
     assert "Counted in the run's state: 2 rounds." in shown
+    assert "Of the run's last rounds: 1 round. What is signed shows them" in shown
     assert "Counted, and signed by nobody: 1 round. A neighbour that is killed or cut off before it signs" in shown
     assert f"Verified offline against run {AUTHORITY.run[:12]}" in shown
     assert "receipts hold." in shown

@@ -95,6 +95,12 @@ def test_rounds_that_the_node_has_not_seen_and_a_loss_that_nobody_measures_are_e
     assert "--evaluate" not in shown(history=[RoundView(round=1, began=80.0)])
 
 
+def test_that_peers_are_gone_is_explained_as_long_as_the_run_goes_on():
+    gone = PeerView(id=LEADER, role="volunteer", state=PeerState.GONE, why="it left")
+    assert "is gone: it left" in shown(peers=[gone], state="training")
+    assert "is gone: it left" not in shown(peers=[gone], state="finished")
+
+
 def test_a_slow_member_is_named():
     slow = GroupView(replica=LEADER, slot=0, members=[LEADER], slow="stage 1 (peer QmB) takes 14 s a step")
     assert "The group of aLeader1 is slow: stage 1 (peer QmB) takes 14 s a step" in shown(groups=[slow])
