@@ -204,10 +204,9 @@ def _come_late(world: World, peers: list[Owner], gone: list[Owner], outcome: Out
     schedule = outcome.schedule
     role: Role = "volunteer" if schedule.groups else "datacenter"
     newcomer = world.add("latecomer", role, 0 if schedule.groups else None)
-    back = random.Random(f"hetpeer world late {schedule.seed}").choice(
-        [each for each in peers if each not in gone and each.machine.speed <= MOST_SLOW]
-    )
-    for owner in (newcomer, *gone, back):
+    quick = [owner for owner in peers if owner not in gone and owner.machine.speed <= MOST_SLOW]
+    back = [random.Random(f"hetpeer world late {schedule.seed}").choice(quick)] if quick else []
+    for owner in (newcomer, *gone, *back):
         outcome.objections += told_in_time(
             world, owner, LATE_SECONDS if owner is newcomer else slowness(owner) * BACK_SECONDS
         )
