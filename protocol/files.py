@@ -2,6 +2,7 @@
 
 import errno
 import os
+import select
 import stat
 import sys
 from collections.abc import Iterator
@@ -42,6 +43,53 @@ def open_regular(path: str | Path, flags: int, mode: int = 0o666) -> int:
         os.close(descriptor)
         raise OSError(errno.EINVAL, "it is no regular file: remove it")
     return descriptor
+
+
+READ_BYTES = 65536
+"""The bytes that are read at a time."""
+
+GIVEN_BYTES = 4 * 1024 * 1024
+"""The bytes of the longest file of settings that is read."""
+
+PIPE_SECONDS = 30.0
+"""The seconds for which a pipe whose writer has it open may stay silent: a download at the other end of `<(…)`."""
+
+
+def read_given(path: Path, silent_seconds: float = PIPE_SECONDS) -> bytes:
+    """Read a file of settings that a person named, or what comes from a pipe (`<(…)` of a shell), without ever waiting
+    for somebody to open its other end.
+
+    Raises:
+        OSError: it cannot be read, is too long, or is a pipe to which nobody writes; the reason says so.
+    """
+    data = bytearray()
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISDIR(mode):
+            raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
+            raise OSError(errno.EINVAL, "it is a device or a socket")
+        while piece := _read_piece(descriptor, silent_seconds):
+            data += piece
+            if len(data) > GIVEN_BYTES:
+                raise OSError(errno.EFBIG, f"it has more than {GIVEN_BYTES:,} bytes")
+    finally:
+        os.close(descriptor)
+    if stat.S_ISFIFO(mode) and not data:
+        raise OSError(errno.EPIPE, "it is a pipe, and nobody writes to it")
+    return bytes(data)
+
+
+def _read_piece(descriptor: int, silent_seconds: float) -> bytes:
+    """Read the next bytes; none: the end. Raises OSError if a pipe's writer says nothing for so long."""
+    try:
+        return os.read(descriptor, READ_BYTES)
+    except BlockingIOError:
+        if not select.select([descriptor], [], [], silent_seconds)[0]:
+            silent = f"it is a pipe, and nothing came from it in {silent_seconds:g} s"
+            raise OSError(errno.ETIMEDOUT, silent) from None
+    return os.read(descriptor, READ_BYTES)
 
 
 def reason_of(error: OSError) -> str:

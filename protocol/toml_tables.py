@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from protocol.errors import ManifestError, UnknownFieldError
+from protocol.files import read_given
 
 MOST_DOTS = 1000
 """The most dots in a line of TOML: for a key a.a.a… tomllib needs memory that grows with the square of its length."""
@@ -46,7 +47,7 @@ def read_tables(path: Path, what: str) -> dict[str, Any]:
         ManifestError: it cannot be read, or is not TOML.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_given(path).decode("utf-8-sig")
         if any(line.count(".") > MOST_DOTS for line in text.splitlines()):
             raise ManifestError(f"{path} is no {what}: it has a line with more than {MOST_DOTS} dots")
         return tomllib.loads(text)

@@ -8,6 +8,7 @@ from typing import Any
 
 from peer.planning.model import StageWork, Volunteer, round_of, step_of
 from protocol.errors import UserError
+from protocol.files import read_given
 
 MEGABITS = (80, 100, 200, 500, 1000)
 RATIOS = (1, 8, 24, 96)
@@ -54,7 +55,7 @@ def read_measured(path: Path) -> list[dict[str, Any]]:
         UserError: it is nothing of the kind.
     """
     try:
-        points = json.loads(path.read_bytes())["points"]
+        points = json.loads(read_given(path))["points"]
         return [{key: float(point[key]) for key in ("k_over_d", "mbps", "outer", "utilization")} for point in points]
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None

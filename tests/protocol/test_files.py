@@ -10,9 +10,11 @@ import pytest
 
 from protocol.errors import ResourceError
 from protocol.files import (
+    GIVEN_BYTES,
     append_line,
     logged_lines,
     old_log,
+    read_given,
     replacing,
     try_lock,
     write_atomically,
@@ -137,3 +139,51 @@ def test_too_many_open_files_are_said_with_the_cure(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(os, "open", full)
     with pytest.raises(ResourceError, match="Too many open files: allow this process more with `ulimit -n`"):
         append_line(tmp_path / "log.jsonl", b"line\n")
+
+
+# What a person names
+
+
+def test_a_file_and_what_a_shell_gives_as_a_pipe_are_read_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run.toml").write_bytes(b"x" * 200_000)
+    assert read_given(tmp_path / "run.toml") == b"x" * 200_000
+    (tmp_path / "empty").touch()
+    assert read_given(tmp_path / "empty") == b""
+    reading, writing = os.pipe()  # what <(…) is
+
+    def write_late(descriptors: list[int], *others: object) -> tuple[list[int]]:
+        os.write(writing, b"[run]\n")
+        os.close(writing)
+        return (descriptors,)
+
+    monkeypatch.setattr("protocol.files.select.select", write_late)
+    try:
+        assert read_given(Path(f"/dev/fd/{reading}")) == b"[run]\n"
+    finally:
+        os.close(reading)
+
+
+def test_nobody_waits_for_a_pipe_to_which_nobody_writes(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(OSError, match="nobody writes to it"):
+        read_given(tmp_path / "fifo")
+    reading, writing = os.pipe()
+    try:
+        with pytest.raises(OSError, match=r"nothing came from it in 0\.01 s"):
+            read_given(Path(f"/dev/fd/{reading}"), silent_seconds=0.01)
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def test_a_folder_a_device_and_what_has_no_end_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError):
+        read_given(tmp_path)
+    with pytest.raises(OSError, match="it is a device or a socket"):
+        read_given(Path("/dev/zero"))
+    with (tmp_path / "long").open("wb") as file:
+        file.truncate(GIVEN_BYTES + 1)
+    with pytest.raises(OSError, match="more than 4,194,304 bytes"):
+        read_given(tmp_path / "long")

@@ -1,5 +1,6 @@
 """The manifest: read, checked, compared."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -219,6 +220,9 @@ def test_an_error_names_what_is_wrong(tables: dict[str, object], words: str):
 def test_a_missing_file_and_broken_toml_are_named(tmp_path):
     with pytest.raises(ManifestError, match="cannot read the manifest"):
         load_manifest(tmp_path / "none.toml")
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(ManifestError, match="a pipe, and nobody writes to it; give a file of TOML"):
+        load_manifest(tmp_path / "fifo")
     (tmp_path / "bad.toml").write_text("[model")
     with pytest.raises(ManifestError, match="not valid TOML"):
         load_manifest(tmp_path / "bad.toml")
