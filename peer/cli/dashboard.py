@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from peer.cli.options import terminal
+from protocol.errors import UserError
 
 if TYPE_CHECKING:
     import asyncio
@@ -16,6 +17,12 @@ if TYPE_CHECKING:
 DEMO_SECONDS_A_LOOK = 1.0
 """The interval at which a made-up run moves, in seconds."""
 
+REAL_RUN = (
+    "this command shows a made-up run alone, of as many peers as you say: `--demo 50`. The dashboard of a real run is "
+    "at its operator's node: `hetpeer bootstrap run.toml --dashboard 8080`. Whoever has a ticket sees the run with "
+    "`hetpeer status`"
+)
+
 DASHBOARD_EXAMPLES = (
     "Examples:\n\n  hetpeer dashboard --demo 500\n\n  hetpeer dashboard --demo 50 --trouble stalled --port 8080\n\n"
     "That of a real run: hetpeer bootstrap run.toml --dashboard 8080"
@@ -24,8 +31,8 @@ DASHBOARD_EXAMPLES = (
 
 def dashboard(
     demo: Annotated[
-        int, typer.Option("--demo", metavar="PEERS", min=1, max=2048, help="Make up a run of so many peers.")
-    ],
+        int | None, typer.Option("--demo", metavar="PEERS", min=1, max=2048, help="Make up a run of so many peers.")
+    ] = None,
     trouble: Annotated[
         Literal["none", "short", "stalled"],
         typer.Option(help="What goes wrong in it: a stage has too few volunteers, or nobody is left at one."),
@@ -38,7 +45,13 @@ def dashboard(
     from peer.process import exit_code_of, run_command
 
     shown = terminal(False)
-    sys.exit(exit_code_of(shown.emit, lambda: run_command(partial(_serve, demo, trouble, port, shown), shown)))
+
+    def work() -> int:
+        if demo is None:
+            raise UserError(REAL_RUN)
+        return run_command(partial(_serve, demo, trouble, port, shown), shown)
+
+    sys.exit(exit_code_of(shown.emit, work))
 
 
 async def _serve(

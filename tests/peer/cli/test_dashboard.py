@@ -7,6 +7,7 @@ import socket
 import httpx2
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from peer.cli.__main__ import app
 from peer.cli.dashboard import _serve
@@ -42,3 +43,15 @@ def test_a_port_that_is_taken_is_said_and_what_to_do():
         port = taken.getsockname()[1]
         with pytest.raises(ResourceError, match="try another one: --port PORT"):
             asyncio.run(_serve(5, "none", port, Terminal(lambda _: None), asyncio.Event()))
+
+
+def test_without_a_number_of_peers_a_real_runs_dashboard_is_pointed_at():
+    result = CliRunner().invoke(app, ["dashboard"])
+    assert result.exit_code == 2
+    assert "hetpeer bootstrap run.toml --dashboard 8080" in " ".join(result.output.split())
+    assert "--dashboard" in _flags("bootstrap")  # what it points at is there
+
+
+def _flags(command: str) -> set[str]:
+    found = typer.main.get_command(app).commands[command]  # type: ignore[attr-defined]
+    return {flag for parameter in found.params for flag in parameter.opts}
