@@ -1,5 +1,8 @@
-"""Bytes, seconds, rates and counts as people read them, and strangers' text made safe to show. Pure."""
+"""Bytes, seconds, rates and counts as people read them, lines that break between words, and strangers' text made safe
+to show. Pure."""
 
+import re
+import textwrap
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
@@ -85,6 +88,29 @@ def printable(text: str) -> str:
     """Text that a stranger chose, with a mark in the place of each character that could move a terminal's cursor,
     change its colours or reverse the direction of writing."""
     return "".join(character if character.isprintable() else "�" for character in text)
+
+
+INSEPARABLE = "\xa0"
+"""The space at which no line breaks: `textwrap` knows no other way to keep words together."""
+
+
+def wrapped(text: str, width: int) -> str:
+    """Break the lines of a text that are longer than `width` between words, further ones with their indent. A command
+    in backticks that fits a line, and a word longer than that (a ticket, a path), stay whole, to be copied."""
+    lines: list[str] = []
+    for line in text.split("\n"):
+        if len(line) <= width:
+            lines.append(line)
+            continue
+        together = re.sub(
+            r"`[^`]*`", lambda span: span[0].replace(" ", INSEPARABLE) if len(span[0]) <= width else span[0], line
+        )
+        indent = line[: len(line) - len(line.lstrip(" "))]
+        pieces = textwrap.wrap(
+            together, max(1, width), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        )
+        lines += [piece.replace(INSEPARABLE, " ") for piece in pieces]
+    return "\n".join(lines)
 
 
 LOST = (

@@ -309,11 +309,13 @@ def to_json(checked: Checked) -> dict[str, Any]:
 
 def print_credit(checked: Checked) -> None:
     """Print for a person what each round's receipts show, and the lines that do not hold."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console, rounds = Console(highlight=False), checked.rounds
+    from peer.cli.tables import console_for_people
+    from peer.telemetry.terminal import print_text
+
+    console, rounds = console_for_people(), checked.rounds
     if rounds:
         table = Table(box=None, pad_edge=False, header_style="bold")
         for name in ("round", "tokens", "microbatches"):
@@ -326,24 +328,24 @@ def print_credit(checked: Checked) -> None:
             table.add_row(*cells, _names(round_credit.neighbours), Text(credit_phrase(round_credit, checked)))
         console.print(table)
         for line in _summary(checked):
-            console.print(line, soft_wrap=True)
+            print_text(console, line)
     verifier, refused = checked.verifier, checked.refused
     for one in refused[:MOST_REFUSED]:
-        console.print(Text(f"{one.file}, line {one.line}: {one.why}"), soft_wrap=True)
+        print_text(console, f"{one.file}, line {one.line}: {one.why}")
     if len(refused) > MOST_REFUSED:
-        console.print(f"… and {len(refused) - MOST_REFUSED} more.")
+        print_text(console, f"… and {len(refused) - MOST_REFUSED} more.")
     whose = f"peer {verifier.receiver[-8:]}" if verifier.receiver else "nobody"
     if not checked.receipts and not refused and not checked.counted:
-        console.print(f"There are no receipts for {whose} of run {verifier.run[:12]} yet.")
+        print_text(console, f"There are no receipts for {whose} of run {verifier.run[:12]} yet.")
         return
     if not checked.receipts and not refused:
-        console.print(f"These are the states in the folder of {whose}, of run {verifier.run[:12]}.", soft_wrap=True)
+        print_text(console, f"These are the states in the folder of {whose}, of run {verifier.run[:12]}.")
         return
     held = f"{len(refused)} do NOT hold, {len(checked.receipts)} do" if refused else ""
-    console.print(
+    print_text(
+        console,
         f"Verified offline against run {verifier.run[:12]}, operator {verifier.authority.operator[-8:]}, for {whose}: "
         + (held or f"all {len(checked.receipts)} receipts hold."),
-        soft_wrap=True,
     )
 
 

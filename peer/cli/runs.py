@@ -121,9 +121,9 @@ def _drawn(rows: list[RunHere]) -> "RenderableType":
 
     if not rows:
         return f"No run is under {home()} yet. {ELSEWHERE}"
-    table = empty_table("run", "role", "round", "state", "folder")
+    table = empty_table("run", "role", "round", "state", "folder", breaks=("folder",))
     for row in rows:
         folder = row.folder.replace(f"{Path('~').expanduser()}/", "~/", 1)
-        cells = row.run, row.role, f"{row.round or '–'} of {row.rounds}", row.state, folder
+        cells = row.run, row.role.removeprefix("volunteer, "), f"{row.round or '–'} of {row.rounds}", row.state, folder
         table.add_row(*(Text(printable(cell)) for cell in cells))
     return Group(table, Text(ELSEWHERE))

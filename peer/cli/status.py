@@ -3,7 +3,7 @@ at the registration port."""
 
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +15,7 @@ from protocol.errors import RefusedError, UnreachableError
 if TYPE_CHECKING:
     import asyncio
 
-    from rich.console import Console, RenderableType
+    from rich.console import RenderableType
     from rich.table import Table
 
     from peer.process import Terminal
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from protocol.trust.ticket import Ticket
 
 WATCH_SECONDS = 2.0
-
-WIDTH_OF_FILES = 120
-"""The width of a line in columns, where the output has none of its own."""
 
 ROUNDS_SHOWN = 6
 LINES_SHOWN = 8
@@ -68,6 +65,7 @@ def status(
 async def _show(ticket: "Ticket", watch: bool, terminal: "Terminal", stop: "asyncio.Event") -> None:
     from rich.live import Live
 
+    from peer.cli.tables import console_for_people
     from peer.network.admission import ask_status
 
     if not watch:
@@ -75,22 +73,15 @@ async def _show(ticket: "Ticket", watch: bool, terminal: "Terminal", stop: "asyn
         if terminal.json:
             print(view.model_dump_json(), flush=True)
         else:
-            console = _console()
-            console.print(run_tables(view, width=console.width))
+            console = console_for_people()
+            console.print(run_tables(view, "", console.width))
     elif terminal.json:
         async for view, _ in _views(ticket, stop):
             print(view.model_dump_json(), flush=True)
     else:
-        with Live(console=_console(), auto_refresh=False) as live:
+        with Live(console=console_for_people(), auto_refresh=False) as live:
             async for view, trouble in _views(ticket, stop):
                 live.update(run_tables(view, trouble, live.console.width), refresh=True)
-
-
-def _console() -> "Console":
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=WIDTH_OF_FILES)
 
 
 async def _views(ticket: "Ticket", stop: "asyncio.Event") -> AsyncIterator[tuple["View", str]]:
@@ -117,11 +108,11 @@ async def _views(ticket: "Ticket", stop: "asyncio.Event") -> AsyncIterator[tuple
 # The run for a person
 
 
-NARROW = 100
+NARROW = 104
 """The characters of a line below which tables leave out what fits no more: a number that breaks is read wrongly."""
 
 
-def run_tables(view: "View", trouble: str = "", width: int = WIDTH_OF_FILES) -> "RenderableType":
+def run_tables(view: "View", trouble: str, width: int) -> "RenderableType":
     """The run for a person, in lines of so many characters. `trouble`: why it may be another by now."""
     from rich.console import Group
     from rich.text import Text
@@ -165,7 +156,7 @@ def run_tables(view: "View", trouble: str = "", width: int = WIDTH_OF_FILES) -> 
     return Group(*parts)
 
 
-def peers_table(view: "View", width: int = WIDTH_OF_FILES) -> "Table":
+def peers_table(view: "View", width: int) -> "Table":
     """Peers by group and stage, then datacenters and observers; credit where anybody has some. The group and the links
     are left out where lines are short."""
     from rich.text import Text
@@ -174,8 +165,9 @@ def peers_table(view: "View", width: int = WIDTH_OF_FILES) -> "Table":
     from protocol.wording import size
 
     credit = any(peer.credit for peer in view.peers)
-    names = ("peer", "place", "group", "state", "at", "loss", "tokens/s", "up/s", "down/s")
-    table = empty_table(*names, *(("credit",) if credit else ()))
+    names = ("peer", "place", "group", "state", "at", "loss", "tokens/s", "up/s", "down/s", "credit")
+    shown = _shown(names, {"group", "up/s", "down/s"} if width < NARROW else set(), () if credit else ("credit",))
+    table = empty_table(*(names[column] for column in shown))
     for peer in view.peers:
         volunteer = peer.role == "volunteer"
         cells = [
@@ -190,18 +182,20 @@ def peers_table(view: "View", width: int = WIDTH_OF_FILES) -> "Table":
             Text(size(peer.down)),
             Text(f"{peer.credit:,}" if peer.credit else "–"),
         ]
-        table.add_row(*cells[: len(table.columns)])
-    return without_columns(table, {"group", "up/s", "down/s"} if width < NARROW else set())
+        table.add_row(*(cells[column] for column in shown))
+    return table
 
 
-def rounds_table(view: "View", width: int = WIDTH_OF_FILES) -> "Table":
+def rounds_table(view: "View", width: int) -> "Table":
     """The last rounds: loss through the boundaries and plain, who contributed, and what compression has saved."""
     from rich.text import Text
 
     from peer.cli.tables import empty_table
     from protocol.wording import printable, size
 
-    table = empty_table("round", "took", "loss", "plain", "contributions", "late", "left", "sent", "uncompressed")
+    names = ("round", "took", "loss", "plain", "contributions", "late", "left", "sent", "uncompressed")
+    shown = _shown(names, {"plain", "uncompressed"} if width < NARROW else set())
+    table = empty_table(*(names[column] for column in shown), breaks=("late", "left"))
     for entry in view.history[-ROUNDS_SHOWN:]:
         so_far = f"{max(0.0, view.now - entry.began):.0f} s so far"
         took = so_far if entry.ended is None else f"{entry.ended - entry.began:.1f} s"
@@ -216,8 +210,8 @@ def rounds_table(view: "View", width: int = WIDTH_OF_FILES) -> "Table":
             size(entry.pipeline_bytes + entry.outer_bytes),
             size(entry.uncompressed_bytes),
         )
-        table.add_row(*(Text(printable(str(cell))) for cell in cells))
-    return without_columns(table, {"plain", "uncompressed"} if width < NARROW else set())
+        table.add_row(*(Text(printable(str(cells[column]))) for column in shown))
+    return table
 
 
 def about_rounds(view: "View") -> list[str]:
@@ -231,10 +225,9 @@ def about_rounds(view: "View") -> list[str]:
     return sentences
 
 
-def without_columns(table: "Table", names: set[str]) -> "Table":
-    """Take columns out of a table, by their headers."""
-    table.columns = [column for column in table.columns if column.header not in names]
-    return table
+def _shown(names: Sequence[str], *without: Collection[str]) -> list[int]:
+    """The columns of a table but for those of certain names."""
+    return [column for column, name in enumerate(names) if not any(name in left_out for left_out in without)]
 
 
 def _line(at: float, words: str, peer: str) -> str:

@@ -1,7 +1,8 @@
 """The operator's view of the run: rows for a program, tables for a person. Strings from peers are shown as text."""
 
 import json
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -11,6 +12,7 @@ from rich.text import Text
 from bootstrap.admission.audit_log import AuditEntry
 from bootstrap.admission.database import Invitation, date
 from peer.process import Terminal
+from peer.telemetry.terminal import print_text
 from protocol.trust.records import PeerRecord
 from protocol.wording import moment, printable
 
@@ -18,13 +20,24 @@ TableRow = dict[str, Any]
 
 
 def print_table(terminal: Terminal, rows: Iterable[TableRow], drawn: RenderableType) -> None:
-    """Rows as JSON, one a line; or what a person sees of them, a text as it is and not wrapped."""
+    """Rows as JSON, one a line; or what a person sees of them."""
     if terminal.json:
-        drawn = "\n".join(map(json.dumps, rows))
-    if not isinstance(drawn, str):
-        Console(highlight=False).print(drawn)
+        for row in rows:
+            print(json.dumps(row), flush=True)
+    elif not isinstance(drawn, str):
+        console_for_people().print(drawn)
     elif drawn:
-        print(drawn, flush=True)
+        print_text(console_for_people(), drawn)
+
+
+WIDTH_OF_FILES = 120
+"""The width of a line in columns, where the output has none of its own."""
+
+
+def console_for_people() -> Console:
+    """Standard output, as wide as its terminal; a file or a pipe has `WIDTH_OF_FILES`, if COLUMNS says no other."""
+    console = Console(highlight=False)
+    return console if console.is_terminal or "COLUMNS" in os.environ else Console(highlight=False, width=WIDTH_OF_FILES)
 
 
 def peer_rows(peers: Sequence[PeerRecord]) -> list[TableRow]:
@@ -36,7 +49,7 @@ def peer_rows(peers: Sequence[PeerRecord]) -> list[TableRow]:
 def records_table(peers: Sequence[PeerRecord]) -> Table:
     """Peers by the end of their ids, which is enough for `hetpeer admin revoke`."""
     names = ("peer", "role", "stage", "slot", "replica", "round", "contributed", "address")
-    table = empty_table(*names)
+    table = empty_table(*names, breaks=("role", "address"))
     for peer in peers:
         role = f"{peer.role}, on trial" if peer.on_trial else peer.role
         cells = (peer.peer_id[-8:], role, peer.stage, peer.slot, peer.replica[-8:] or "–", peer.round)
@@ -55,7 +68,7 @@ def invitation_rows(invitations: Sequence[Invitation], now: float) -> list[Table
 
 def invitations_table(invitations: Sequence[Invitation], now: float) -> Table:
     """Invitations, the oldest first."""
-    table = empty_table("id", "for", "state", "uses left", "expires", "used by")
+    table = empty_table("id", "for", "state", "uses left", "expires", "used by", breaks=("used by",))
     for invitation in invitations:
         used_by = " ".join(peer[-8:] for peer in invitation.used_by) or "–"
         whom = "gateways" if invitation.gateway else "peers"
@@ -92,11 +105,13 @@ def log_line(entry: AuditEntry) -> str:
     return printable(f"{line}: {entry.reason}" if entry.reason else line)
 
 
-def empty_table(*names: str) -> Table:
-    """A table of these columns, without rows."""
+def empty_table(*names: str, breaks: Collection[str] = ()) -> Table:
+    """A table of these columns, without rows. Cells of the columns `breaks` have several lines where there is no room
+    for one; no other breaks, as half a number or a word is read wrongly."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in names:
-        table.add_column(name, overflow="fold")
+        whole = name not in breaks
+        table.add_column(name, no_wrap=whole, overflow="ellipsis" if whole else "fold", min_width=len(name))
     return table
 
 

@@ -22,7 +22,7 @@ from protocol.clock import monotonic
 from protocol.events.activity import Failed, Finished, Injected, Joined, Progress, Serving
 from protocol.events.event import Event, Sink
 from protocol.events.waiting import Waiting
-from protocol.wording import lasting, minutes_and_seconds, since, size, so_many, tail
+from protocol.wording import lasting, minutes_and_seconds, since, size, so_many, tail, wrapped
 
 SPARKS = "▁▂▃▄▅▆▇█"
 
@@ -41,6 +41,12 @@ def bar(done: int, total: int, width: int) -> str:
     """Draw how much of a round is done, without colour."""
     full = round(width * min(done, total) / total) if total else 0
     return "█" * full + "░" * (width - full)
+
+
+def print_text(console: Console, text: str) -> None:
+    """Print text for people as it is: on a terminal its lines break between words, elsewhere they stay whole."""
+    shown = wrapped(text, console.width) if console.is_terminal else text
+    console.print(shown, markup=False, highlight=False, soft_wrap=True)
 
 
 AFTERWARDS = "`hetpeer credit` shows what others signed of them, `hetpeer export` gives the model."
@@ -112,9 +118,9 @@ class PeerScreen:
         program reads there. Without `verbose` there are the lines of `PlainLines` alone."""
         self.status = status
         self.plain_lines = None if verbose else PlainLines(status)
-        self.out = console or Console(highlight=False, soft_wrap=True)
+        self.out = console or Console(highlight=False)
         apart = console is None and plain_errors
-        self.errors = Console(stderr=True, highlight=False, soft_wrap=True) if apart else self.out
+        self.errors = Console(stderr=True, highlight=False) if apart else self.out
         moves = self.out.is_terminal and not self.out.is_dumb_terminal
         self._spinner = self.out.status("") if moves else None
         self._panel: Live | None = None
@@ -131,7 +137,7 @@ class PeerScreen:
                 self._spinner.stop()
             if isinstance(event, Failed | Finished):
                 self.close()
-            (self.errors if isinstance(event, Failed) else self.out).print(line, markup=False)
+            print_text(self.errors if isinstance(event, Failed) else self.out, line)
         if isinstance(event, Joined) and self._spinner is not None and self._panel is None:
             self._spinner.stop()
             self._panel = Live(
@@ -254,10 +260,10 @@ class TestnetScreen:
         if self.bar is not None:
             self.bar.update(self.bar.task_ids[0], completed=self.steps_done)
         if isinstance(event, Injected):
-            self.console.print(f"{minutes_and_seconds(seconds)} {process}: {event.words}", markup=False, soft_wrap=True)
+            print_text(self.console, f"{minutes_and_seconds(seconds)} {process}: {event.words}")
         elif self.live is None and Sink.TESTNET in event.sinks:
             line = event.words if not isinstance(event, Serving) else f"Serving run {event.run_id[:12]}"
-            self.console.print(f"{process}: {line}", markup=False, soft_wrap=True)
+            print_text(self.console, f"{process}: {line}")
 
     @property
     def steps_done(self) -> int:

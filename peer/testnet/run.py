@@ -14,7 +14,7 @@ from rich.console import Console
 
 from peer.process import first_error
 from peer.telemetry.run_report import COMPLETED, Chaos
-from peer.telemetry.terminal import TestnetScreen, report_tables
+from peer.telemetry.terminal import TestnetScreen, print_text, report_tables
 from peer.testnet.child import TestnetError
 from peer.testnet.event_log import EventLog, faults_done
 from peer.testnet.faults import Fault
@@ -35,7 +35,7 @@ async def run_testnet(
         TestnetError: a process died, a round is missing, states differ, or the loss did not fall.
     """
     if options.device != "cpu":
-        screen.console.print(SHARED_DEVICE.format(device=options.device), soft_wrap=True)
+        print_text(screen.console, SHARED_DEVICE.format(device=options.device))
     with prepared_folder(options) as (directory, log):
         testnet = Testnet(options, directory, screen, log, faults)
         await run_to_end(testnet, stop)
@@ -102,7 +102,7 @@ async def conclude(testnet: Testnet, chaos: Chaos | None, stop: asyncio.Event) -
         raise TestnetError(f"{report.verdict()}\nEverything the processes wrote is in {testnet.directory}")
     if options.directory is None:
         shutil.rmtree(testnet.directory)
-    screen.console.print(NEXT)
+    print_text(screen.console, NEXT)
 
 
 # The undisturbed run of the same manifest
@@ -118,7 +118,7 @@ async def lab_loss(directory: Path, options: TestnetOptions, console: Console, s
     Raises:
         CompareError: the lab failed.
     """
-    console.print("Comparing with the undisturbed run, by `hetpeer lab` …")
+    print_text(console, "Comparing with the undisturbed run, by `hetpeer lab` …")
     report = directory / "lab.json"
     where = [str(directory / "run.toml"), "--dir", str(directory / "bootstrap"), "--report", str(report)]
     process = await asyncio.create_subprocess_exec(
@@ -147,7 +147,7 @@ async def _follow(process: asyncio.subprocess.Process, rounds: int, console: Con
         with suppress(ValueError):
             match from_line(line.decode()):
                 case RoundDone(round):
-                    console.print(f"lab: round {round} of {rounds}", highlight=False)
+                    print_text(console, f"lab: round {round} of {rounds}")
                 case _:
                     pass
     await process.wait()

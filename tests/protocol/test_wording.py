@@ -17,6 +17,7 @@ from protocol.wording import (
     size,
     so_many,
     tails,
+    wrapped,
 )
 
 
@@ -75,3 +76,17 @@ def test_of_a_peer_its_end_is_shown():
 def test_what_moves_a_cursor_or_turns_the_writing_is_not_shown():
     assert printable("red \x1b[31m, up\r, turned \u202e") == "red �[31m, up�, turned �"
     assert printable("Größe 3 µs") == "Größe 3 µs"
+
+
+def test_a_long_line_breaks_between_words_and_keeps_its_indent():
+    text = "a first line\n  and another that is longer than the first\n\nthe last one"
+    assert wrapped(text, 20) == ("a first line\n  and another that\n  is longer than the\n  first\n\nthe last one")
+    assert wrapped(text, 80) == text
+
+
+def test_a_ticket_and_a_command_stay_whole_to_be_copied():
+    assert wrapped("the ticket: hetpeer1-aaaaaaaaaaaaaaaa", 16) == "the ticket:\nhetpeer1-aaaaaaaaaaaaaaaa"
+    assert wrapped("then say `hetpeer status --watch`, and wait", 26) == (
+        "then say\n`hetpeer status --watch`,\nand wait"
+    )
+    assert wrapped("say `a command that is too long`", 12).split("\n") == ["say `a", "command that", "is too long`"]

@@ -84,6 +84,17 @@ def test_a_person_reads_a_table_and_where_others_are(home: Path, capsys: pytest.
     peer(home / "stage-1", "volunteer", JOINED, DONE)
     assert list_runs(terminal()) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "volunteer, stage 1" in shown
+    assert "ours stage 1 12 of 40 stopped" in shown
     assert "12 of 40" in shown
     assert ELSEWHERE in shown
+
+
+def test_no_word_of_the_table_breaks_at_eighty_columns(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("COLUMNS", "80")
+    peer(home / ("long-" * 20), "datacenter", JOINED, DONE)
+    assert list_runs(terminal()) == 0
+    header, row, *_ = capsys.readouterr().out.splitlines()
+    assert header.split() == ["run", "role", "round", "state", "folder"]
+    assert row.split()[:6] == ["ours", "datacenter", "12", "of", "40", "stopped"]

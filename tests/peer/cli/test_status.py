@@ -3,6 +3,7 @@
 import io
 from typing import Any
 
+import pytest
 from rich.console import Console
 
 from peer.cli.status import run_tables
@@ -65,6 +66,17 @@ def test_no_number_breaks_where_lines_are_short():
         assert words in seen, words
     assert "uncompressed" in shown()
     assert "uncompressed" not in seen
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_no_word_breaks_however_many_are_late(width: int):
+    late = {f"Qm{number}aaaabbbb{number}": "slow" for number in range(4)}
+    rounds = [RoundView(round=3, began=80.0, ended=88.5, loss=5.5, late=late, left=late, pipeline_bytes=2_000_000)]
+    words = shown(width=width, history=rounds).split()
+    names = {"peer", "place", "state", "datacenter", "tokens/s", "round", "took", "loss", "contributions", "late"}
+    assert names | {"left", "sent", "training", "aaabbbb0,", "aaabbbb3", "5.123", "5.500", "4.3"} <= {
+        word.strip("\x1b") for word in words
+    }
 
 
 def test_peers_rounds_and_what_happened_are_there():

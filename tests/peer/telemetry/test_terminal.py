@@ -15,7 +15,16 @@ from rich.console import Console
 
 from peer.telemetry.run_report import Chaos, FaultDone, Report
 from peer.telemetry.status import EventStream, Status
-from peer.telemetry.terminal import PeerScreen, ProcessRow, TestnetScreen, bar, panel, report_tables, sparkline
+from peer.telemetry.terminal import (
+    PeerScreen,
+    ProcessRow,
+    TestnetScreen,
+    bar,
+    panel,
+    print_text,
+    report_tables,
+    sparkline,
+)
 from protocol.events.activity import (
     Credited,
     Evaluated,
@@ -241,8 +250,23 @@ def test_on_a_terminal_a_panel_moves_below_the_lasting_lines(monkeypatch: pytest
     assert "Finished: 1 rounds." in shown
     assert drawn.count("\x1b[?25l") == drawn.count("\x1b[?25h") > 0  # the cursor is back
     thanks = "Thank you: this machine gave 1,024 tokens since it joined. `hetpeer credit` shows what others signed"
-    assert f"Finished: 1 rounds.\r\n{thanks}" in shown
+    assert f"Finished: 1 rounds.\r\n{thanks}\r\nof them, `hetpeer export` gives the model." in shown
     assert shown.rstrip().endswith("`hetpeer export` gives the model.")  # the panel is gone
+
+
+def test_text_breaks_between_words_on_a_terminal_alone(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TERM", "xterm")
+    words = "Waiting for a neighbour, [bold]who[/bold] has not answered yet"
+    terminal = Terminal(30)
+    print_text(terminal.console, words)
+    assert plain(terminal.drawn()).splitlines() == [
+        "Waiting for a neighbour,",
+        "[bold]who[/bold] has not",
+        "answered yet",
+    ]
+    out = io.StringIO()
+    print_text(Console(file=out, width=30), words)
+    assert out.getvalue() == f"{words}\n"
 
 
 def test_a_narrow_terminal_cuts_the_panel_and_colours_can_be_turned_off(monkeypatch: pytest.MonkeyPatch):
