@@ -29,7 +29,7 @@ LIMIT_SENTENCES = {
     "compute": "the device: links are hidden",
     "upload": "the upload",
     "download": "the download",
-    "latency": "the latency: more microbatches in a step would hide it",
+    "latency": "the latency",
 }
 
 PLAN_EXAMPLES = (
@@ -184,7 +184,7 @@ def plan_tables(
             size(stage.least_memory_bytes),
         )
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("d / k", "frame", "passes", "link", "step", "exchange", "round", "used", "limit"):
+    for name in ("d / k", "frame", "link", "trip", "step", "exchange", "round", "used", "limit"):
         table.add_column(name, justify="left" if name == "limit" else "right", no_wrap=True)
     for compression, estimate in planned.items():
         step = estimate.step
@@ -192,17 +192,22 @@ def plan_tables(
         table.add_row(
             f"{'→ ' if compression == own_compression else ''}{compression}",
             size(frame),
-            lasting(step.passes, exact=True),
             lasting(step.carry, exact=True),
+            lasting(step.trip(inner.microbatches), exact=True),
             lasting(step.seconds, exact=True),
             lasting(estimate.exchange, exact=True),
             lasting(estimate.seconds, exact=True),
             f"{estimate.used:.1%}",
             estimate.limit,
         )
-    return Group(
-        *map(Text, lines), "", cut, "", table, "", Text(advice(manifest, on, planned[own_compression], overlap))
+    sums = (
+        f"passes of a microbatch: {lasting(planned[own_compression].step.passes, exact=True)} with each k, while the "
+        "link carries others; trip: the first one's way through all stages and back. "
+        f"step = {inner.microbatches - 1} × the longer of passes and link + trip, "
+        f"round = {inner.steps} × step + exchange."
     )
+    last = advice(manifest, on, planned[own_compression], overlap)
+    return Group(*map(Text, lines), "", cut, "", table, "", Text(sums), "", Text(last))
 
 
 def advice(manifest: "Manifest", on: "Volunteer", here: "RoundEstimate", overlap: bool) -> str:
@@ -228,12 +233,28 @@ def advice(manifest: "Manifest", on: "Volunteer", here: "RoundEstimate", overlap
             f" `overlap = {steps}` in [inner] would take {shorter:.0%} off a round, and costs a little of the loss."
         )
     if best is None:
-        return f"{sentence} No k hides the links here: fewer, larger steps or a quicker link would."
+        return f"{sentence} {_what_would_hide(manifest, on)}"
     if best > compression:
         return f"{sentence} k = d/{best} would hide the links within a step."
     if here.exchange > 0.02 * here.seconds and not overlap:
         return f"{sentence} `overlap = true` in [outer] would hide the exchange, too."
     return sentence
+
+
+def _what_would_hide(manifest: "Manifest", on: "Volunteer") -> str:
+    """The change that would hide the links, where no k does: a quicker link, if a frame takes longer than the passes
+    of its microbatch however small it is; else more microbatches for each trip through the stages."""
+    from peer.planning.model import COMPRESSIONS_TRIED, step_of, work_of
+
+    d = manifest.model.d
+    steps = {tried: step_of(work_of(manifest, tried), on) for tried in COMPRESSIONS_TRIED if d % tried == 0}
+    least = next((tried for tried, step in steps.items() if step.carry <= step.passes), None)
+    if least is None:
+        return "No k hides the links: at each, a frame takes longer than a microbatch's passes. A quicker link would."
+    return (
+        f"No k hides the links in steps of so few microbatches ({manifest.inner.microbatches}): more of them in fewer "
+        f"steps would, from k = d/{least} on."
+    )
 
 
 def _in_all(manifest: "Manifest", here: "RoundEstimate") -> str:

@@ -96,6 +96,11 @@ class Step:
     seconds: float
     ideal: float
 
+    def trip(self, microbatches: int) -> float:
+        """Seconds of the step in which it is the first microbatch that passes all stages and comes back: the others
+        follow, each by the longer of its passes and its frame."""
+        return self.seconds - (microbatches - 1) * max(self.passes, self.carry)
+
     @property
     def utilization(self) -> float:
         """Share of the step in which a stage computes, of what the pipeline's own filling and draining leave, where it

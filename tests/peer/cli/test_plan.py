@@ -61,6 +61,52 @@ def test_an_operator_is_told_what_overlapping_steps_would_gain_until_the_run_has
     assert shares[0] < 100 * 8 / 11 < 95 < shares[1]
 
 
+SECONDS_IN = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "days": 86400.0}
+
+
+@pytest.mark.parametrize("tables", ["", "[outer]\noverlap = true\n", "[inner]\noverlap = 2\n"])
+def test_the_columns_add_up_to_the_round_and_fit_eighty_columns(
+    tables: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("COLUMNS", "80")
+    run = tmp_path / "run.toml"
+    run.write_text(f'[model]\npreset = "512m"\n[replicas]\nstages = 4\n{tables}')
+    _, out, _ = said(PlanOptions(run_toml=run, latency=300.0), capsys)
+    assert max(map(len, out.splitlines())) <= 80
+    words = " ".join(out.split())
+    amount = r"([\d.]+) (ms|s|min|h|days)"
+    passes = re.search(f"passes of a microbatch: {amount}", words)
+    sums = re.search(r"step = (\d+) × the longer of passes and link \+ trip, round = (\d+) × step \+ exchange", words)
+    assert passes is not None
+    assert sums is not None
+    passes_seconds, follow, steps = float(passes[1]) * SECONDS_IN[passes[2]], int(sums[1]), int(sums[2])
+    rows = [re.findall(amount, line) for line in out.splitlines() if re.match(r"[ →]*\d+ +[\d.]+ [kM]?B ", line)]
+    assert len(rows) == 11
+    for row in rows:
+        link, trip, step, exchange, round = (float(number) * SECONDS_IN[unit] for number, unit in row)
+        assert step == pytest.approx(follow * max(passes_seconds, link) + trip, rel=0.01)
+        assert round == pytest.approx(steps * step + exchange, rel=0.02)  # 3.0 min
+
+
+def test_what_is_advised_would_help_against_what_a_round_waits_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    run = tmp_path / "run.toml"
+
+    def advised(sequences: int, **link: float) -> str:
+        run.write_text(
+            f'[model]\npreset = "512m"\n[replicas]\nstages = 4\ncompression = 128\n[inner]\nsequences = {sequences}\n'
+        )
+        return " ".join(said(PlanOptions(run_toml=run, **link), capsys)[1].split())
+
+    far = advised(32, latency=300.0)
+    assert "what it waits for is the latency." in far
+    assert "No k hides the links in steps of so few microbatches (8): more of them in fewer steps would" in far
+    assert "quicker link" not in far
+    assert "No k" not in advised(4096, latency=300.0)  # as it said
+    slow = advised(32, up=0.5)
+    assert "what it waits for is the upload." in slow
+    assert "a frame takes longer than a microbatch's passes. A quicker link would." in slow
+
+
 def test_a_runs_own_manifest_is_planned_with_its_own_k(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "run.toml").write_text('[model]\npreset = "nano"\n[replicas]\nstages = 2\ncompression = 64\n')
     _, out, _ = said(PlanOptions(run_toml=tmp_path / "run.toml", down=20.0, latency=5.0, teraflops=0.01), capsys)
