@@ -103,14 +103,15 @@ def _export_live(options: ExportOptions, out: Path, terminal: "Terminal") -> int
     from peer.compute.capacity import cores
     from peer.export.collected import bring_up_to_date
     from peer.process import INTERRUPTED, run_command
-    from peer.store.home import locked, peer_folder
+    from peer.store.home import VISIT, locked, peer_folder
+    from protocol.events.activity import Progress
     from protocol.trust.ticket import TICKET_PREFIX, find_ticket
 
     (source,) = options.source
     if not source.startswith(TICKET_PREFIX) and not os.path.isfile(source):
         raise UserError(f"{source[:80]} is neither a ticket nor a folder of a peer")
     ticket = find_ticket(source, Path())
-    with locked(peer_folder(ticket, "export")) as folder:
+    with locked(peer_folder(ticket, VISIT)) as folder:
         held_out, stopped = None, True
 
         async def follow(stop: "asyncio.Event") -> None:
@@ -122,6 +123,8 @@ def _export_live(options: ExportOptions, out: Path, terminal: "Terminal") -> int
         code = run_command(follow, terminal)
         if code or stopped:  # its state is not the run's newest
             return code or INTERRUPTED
+        stays = f"what came stays in {folder}, for a quick next export, and may be removed"
+        terminal.emit(Progress(f"the swarm has given its state; {stays}"))
         return _export(options, [folder], out, terminal, held_out)
 
 

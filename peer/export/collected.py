@@ -29,7 +29,8 @@ from peer.telemetry.status import EventStream
 from protocol.codec.contribution import Contribution, decode
 from protocol.codec.snapshot import Header
 from protocol.errors import FormatError, ResourceError, UnreachableError, UserError
-from protocol.events.activity import Failed, Joined, Progress
+from protocol.events.activity import Failed, Finished, Joined, Progress
+from protocol.events.decisions import Left, Placed
 from protocol.events.event import Event, Listener
 from protocol.identity import Part, PeerId
 from protocol.layout import elements, model_layout
@@ -257,12 +258,19 @@ async def bring_up_to_date(
             await _catch_up(outer)
             node.leave()
 
+    await run_until(stop, settings, EventStream([of_a_visit(emit)]), follow)
+    return held_out
+
+
+def of_a_visit(emit: Listener) -> Listener:
+    """Tell `emit` of a visit's events, but for those of a peer that takes part: its place, and that it goes. Errors are
+    told by the command."""
+
     def on_event(event: Event) -> None:
-        if not isinstance(event, Joined | Failed):
+        if not isinstance(event, Joined | Placed | Left | Finished | Failed):
             emit(event)
 
-    await run_until(stop, settings, EventStream([on_event]), follow)
-    return held_out
+    return on_event
 
 
 async def _catch_up(outer: OuterLoop) -> None:

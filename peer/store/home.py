@@ -48,10 +48,18 @@ def peer_folder(ticket: Ticket, place: str) -> Path:
     return next((folder for folder in folders if not in_use(folder)), folders[0])
 
 
+VISIT = "export"
+"""The place of what `hetpeer export` fetches from a swarm: it is a visit, and no peer of this machine."""
+
+
 def peer_folders(run: RunId | None) -> list[Path]:
     """The folders of peers that were given none, of one run or (None) of all."""
-    locks = home().glob(f"{run[:12] if run else '*'}/*/lock")
-    return sorted(lock.parent for lock in locks if not lock.parents[1].name.startswith("bootstrap-"))
+    folders = (lock.parent for lock in home().glob(f"{run[:12] if run else '*'}/*/lock"))
+    return sorted(
+        folder
+        for folder in folders
+        if not folder.parent.name.startswith("bootstrap-") and folder.name.partition("-")[0] != VISIT
+    )
 
 
 def operators_folder(given: Path | None) -> Path:

@@ -5,8 +5,8 @@ import shutil
 from bootstrap.admission.admission_policy import OBSERVER_FOLDER
 from peer import pausing
 from peer.export.collected import bring_up_to_date, collect
-from protocol.events.activity import Contributed, Finished, Progress, RoundDone
-from protocol.events.decisions import CaughtUp
+from protocol.events.activity import Contributed, Finished, Joined, Progress, RoundDone
+from protocol.events.decisions import CaughtUp, Left, Placed
 from protocol.events.waiting import Waiting
 from protocol.patience import SETTLE_PATIENCE_SECONDS
 from tests.world import test_cases
@@ -41,6 +41,8 @@ def exported(run: World, name: str) -> dict[str, str]:
     process.task = run.loop.create_task(run._run(process, work), context=in_host(process))
     assert run.run_until(lambda: process.exit_code is not None, 60)
     assert (process.exit_code, process.error) == (0, "")
+    assert told(owner, CaughtUp)
+    assert not any(told(owner, kind) for kind in (Joined, Placed, Left, Finished))  # who exports takes no part
     collected = collect([owner.folder, run.owners["node"].folder], None, lambda event: None)
     assert collected.round == run.manifest.outer.rounds
     return {str(part): digest for part, digest in collected.digests.items()}

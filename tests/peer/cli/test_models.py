@@ -14,7 +14,10 @@ from typer.testing import CliRunner
 from peer.cli.__main__ import app
 from peer.cli.models import ExportOptions, export_model
 from peer.process import INTERRUPTED, Terminal
+from peer.store.home import peer_folders
+from protocol.errors import UserError
 from protocol.events.activity import Failed
+from protocol.events.event import Event
 from protocol.identity import RunId
 from protocol.trust.ticket import TICKET_PREFIX, Ticket
 from tests.reference.checkpoints import by_transformers, tokenizer
@@ -120,6 +123,32 @@ def test_an_export_that_is_stopped_while_it_catches_up_writes_nothing(
     options = ExportOptions(source=[str(ticket)], out=tmp_path / "model", threads=1)
     assert export_model(options, Terminal(lambda event: None)) == INTERRUPTED
     assert written == []
+
+
+def test_an_export_says_where_the_swarms_state_stays_and_is_no_peer_of_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("HETPEER_HOME", str(tmp_path))
+    ticket = Ticket(RunId("ab" * 32), b"\2" + b"k" * 32, ("h:1",), ())
+    visits: list[Path] = []
+
+    async def catch_up(ticket: Ticket, folder: Path, *rest: object) -> None:
+        visits.append(folder)
+
+    def collect(folders: list[Path], *rest: object) -> None:
+        assert folders == visits
+        raise UserError("that is all")
+
+    monkeypatch.setattr("peer.export.collected.bring_up_to_date", catch_up)
+    monkeypatch.setattr("peer.export.collected.collect", collect)
+    events: list[Event] = []
+    export_model(ExportOptions(source=[str(ticket)], out=tmp_path / "model", threads=1), Terminal(events.append))
+    assert [event.words for event in events] == [
+        f"The swarm has given its state; what came stays in {visits[0]}, for a quick next export, and may be removed",
+        "hetpeer: that is all",
+    ]
+    assert (visits[0] / "lock").exists()
+    assert peer_folders(None) == []
 
 
 def test_a_ticket_may_be_longer_than_any_name_of_a_file(tmp_path: Path):
