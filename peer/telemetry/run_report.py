@@ -237,12 +237,15 @@ class Report:
             "limit": LIMIT_NATS,
         }
 
-    def write(self, path: Path) -> None:
-        """Write `report.json`, and `loss.png` beside it."""
+    def write(self, path: Path) -> str:
+        """Write the report, and `loss.png` beside it where there are losses. Returns a sentence on where they are."""
+        path = path.resolve()
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, (json.dumps(to_plain(self.result()), indent=2, allow_nan=False) + "\n").encode())
-        if self.losses():
-            plot(self, path.with_name("loss.png"))
+        if not self.losses():
+            return f"The report is in {path}"
+        plot(self, path.with_name("loss.png"))
+        return f"The report is in {path}, its curve in {path.with_name('loss.png')}"
 
 
 def _row(number: int, entry: RoundEntry) -> dict[str, Any]:

@@ -218,6 +218,37 @@ class ProcessRow:
 
 
 COLUMNS = ("process", "replica", "doing", "round.step", "train loss", "tokens/s", "pipeline", "outer")
+NARROW_COLUMNS = {
+    "process": "process",
+    "doing": "doing",
+    "round.step": "at",
+    "train loss": "loss",
+    "tokens/s": "tokens/s",
+}
+"""The columns of a testnet's table, and their headers, where lines are shorter than `WIDE`."""
+
+WIDE = 120
+GAP = 2
+"""The spaces between two columns of a table without lines."""
+
+LEAST_DOING, LINES_OF_DOING = 16, 2
+"""The columns that the work of a process has at least, and its lines at most."""
+
+
+def processes_table(rows: Sequence[ProcessRow], width: int) -> Table:
+    """The processes of a testnet in lines of so many characters, each in `LINES_OF_DOING` at most: what does not fit of
+    its work is left out at the end."""
+    headers = {name: name for name in COLUMNS} if width >= WIDE else NARROW_COLUMNS
+    cells = [dict(zip(COLUMNS, row.cells(), strict=True)) for row in rows]
+    widths = {name: max(map(len, (header, *(row[name] for row in cells)))) for name, header in headers.items()}
+    room = max(LEAST_DOING, width - sum(widths.values()) + widths["doing"] - GAP * (len(widths) - 1))
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name, header in headers.items():
+        table.add_column(header, no_wrap=name != "doing")
+    for row in cells:
+        row["doing"] = "\n".join(textwrap.wrap(row["doing"], room, max_lines=LINES_OF_DOING, placeholder=" …"))
+        table.add_row(*(Text(row[name]) for name in headers))
+    return table
 
 
 @dataclass(slots=True)
@@ -276,9 +307,7 @@ class TestnetScreen:
 
     def draw(self) -> Group:
         """The table, the loss, the bar."""
-        table = Table(*COLUMNS, box=None, pad_edge=False, header_style="bold")
-        for row in self.rows.values():
-            table.add_row(*(Text(cell) for cell in row.cells()))
+        table = processes_table([*self.rows.values()], self.console.width)
         losses = [point.loss for point in self.report.losses()]
         latest = f"  held-out loss {sparkline(losses)}  {losses[0]:.3f} → {losses[-1]:.3f}" if losses else ""
         return Group(table, Text(latest), self.bar or Text(""))

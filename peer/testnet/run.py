@@ -96,8 +96,9 @@ async def conclude(testnet: Testnet, chaos: Chaos | None, stop: asyncio.Event) -
             chaos.lab_loss = await lab_loss(testnet.directory, options, screen.console, stop)
         except CompareError as error:
             report.failure = str(error)
-    report.write(options.report or Path("report.json"))
+    where = report.write(options.report or Path("report.json"))
     screen.console.print(report_tables(report))
+    print_text(screen.console, where)
     if report.verdict() != COMPLETED:
         raise TestnetError(f"{report.verdict()}\nEverything the processes wrote is in {testnet.directory}")
     if options.directory is None:

@@ -80,9 +80,15 @@ def test_its_numbers_are_sums_over_processes():
 
 
 def test_it_is_written_with_its_picture(tmp_path):
-    report().write(tmp_path / "deep" / "report.json")
+    where = report().write(tmp_path / "deep" / "report.json")
+    assert where == f"The report is in {tmp_path}/deep/report.json, its curve in {tmp_path}/deep/loss.png"
     assert json.loads((tmp_path / "deep" / "report.json").read_text())["outcome"] == "completed"
     assert (tmp_path / "deep" / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_no_picture_is_named_where_nothing_was_evaluated(tmp_path):
+    assert report(losses=()).write(tmp_path / "report.json") == f"The report is in {tmp_path}/report.json"
+    assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
 
 
 def test_a_number_that_is_none_is_null_in_the_file(tmp_path):

@@ -160,6 +160,30 @@ def test_the_table_names_every_process_and_draws_the_loss():
     assert "5.000 → 4.000" in out.getvalue()
 
 
+@pytest.mark.parametrize(("width", "columns"), [(80, 5), (120, 8), (200, 8)])
+def test_a_process_has_one_or_two_lines_and_no_word_breaks(width: int, columns: int):
+    screen = TestnetScreen(report(), Console(file=io.StringIO(), force_terminal=True, width=width, highlight=False))
+    screen.rows = {name: ProcessRow(name) for name in ("bootstrap", "volunteer 1, stage 1", "datacenter 1")}
+    for event in (EVENTS[3], EVENTS[4], StepDone(2, 19, 7.5, 1024)):
+        screen.take("datacenter 1", event)
+    why = "the run begins when all 3 replicas are there, and this one waits for as long as its owner lets it"
+    screen.take("volunteer 1, stage 1", Waiting("1 datacenter (0 of 1)", why, 2, 3))
+    out = io.StringIO()
+    Console(file=out, width=width, highlight=False).print(screen.draw())
+    header, *lines = [line.rstrip() for line in out.getvalue().splitlines()]
+    assert len(re.split(r"\s{2,}", header)) == columns
+    begin, middle, end = (
+        next(number for number, line in enumerate(lines) if line.startswith(name))
+        for name in ("bootstrap", "volunteer 1, stage 1", "datacenter 1")
+    )
+    assert (begin, middle, end) == (0, 1, 3)
+    assert "waits for 1 datacenter (0 of" in lines[middle]
+    assert lines[end - 1].endswith(" …") == (width < 200)
+    assert "2.20" in lines[end]
+    assert "7.500" in lines[end]
+    assert all(len(line) <= width for line in lines)
+
+
 KILLED = Injected(0, "kill:stage=0@round=1+3s", "killed", ["volunteer"], True)
 
 
