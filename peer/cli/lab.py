@@ -67,6 +67,7 @@ def run(
             library_of(track)
         manifest = manifests.load_manifest(run_toml)
         noted = Report(manifest)
+        shown.emit.status.rounds, shown.emit.status.inner_steps = manifest.outer.rounds, manifest.inner.steps
         with tempfile.TemporaryDirectory(prefix="hetpeer-lab-") as temporary:
             folder = directory or Path(temporary)
             folder.mkdir(parents=True, exist_ok=True)
@@ -80,7 +81,9 @@ def run(
                     tracked.enter_context(shown.emit.also(RoundsOfOne(tracker).take))
                 swarm.run(shown.emit)
         if report is not None:
-            noted.write(report)
+            where = noted.write(report)
+            if not json:  # a program named the file itself, and reads Finished as the last event
+                shown.emit(Progress(where))
         return 0
 
     sys.exit(exit_code_of(shown.emit, work))

@@ -159,7 +159,7 @@ class PeerScreen:
             lines = self.plain_lines.take(event, self.status.clock())
         else:
             lines = [event.words] if Sink.TERMINAL in event.sinks and event.words is not None else []
-        if isinstance(event, Finished) and self.status.tokens:
+        if isinstance(event, Finished) and self.status.tokens and self.status.role != "lab":
             lines.append(f"Thank you: {gave(self.status.tokens)}. {AFTERWARDS}")
         return lines
 
