@@ -44,12 +44,12 @@ class RunHere:
 
 def list_runs(terminal: "Terminal") -> int:
     """Print the folders under `~/.hetpeer`; the exit code."""
-    from peer.cli.tables import print_table
+    from peer.cli.tables import console_for_people, print_table
     from peer.process import exit_code_of
 
     def work() -> int:
         rows = [*runs_here()]
-        print_table(terminal, map(asdict, rows), _drawn(rows))
+        print_table(terminal, map(asdict, rows), _drawn(rows, console_for_people().width))
         return 0
 
     return exit_code_of(terminal.emit, work)
@@ -110,20 +110,32 @@ def _progress(folder: Path) -> tuple[int, str]:
     return max((round for round, _ in rows), default=0), state
 
 
-def _drawn(rows: list[RunHere]) -> "RenderableType":
-    """The folders for a person."""
+LEAST_FOLDER = 20
+"""The columns that the path of a folder has at least."""
+
+
+def _drawn(rows: list[RunHere], width: int) -> "RenderableType":
+    """The folders for a person, in lines of so many characters. A path breaks at its slashes."""
     from rich.console import Group
     from rich.text import Text
 
     from peer.cli.tables import empty_table
     from peer.store.home import home
-    from protocol.wording import printable
+    from peer.telemetry.terminal import GAP
+    from protocol.wording import printable, wrapped
 
     if not rows:
         return f"No run is under {home()} yet. {ELSEWHERE}"
-    table = empty_table("run", "role", "round", "state", "folder", breaks=("folder",))
-    for row in rows:
-        folder = row.folder.replace(f"{Path('~').expanduser()}/", "~/", 1)
-        cells = row.run, row.role.removeprefix("volunteer, "), f"{row.round or '–'} of {row.rounds}", row.state, folder
-        table.add_row(*(Text(printable(cell)) for cell in cells))
+    names = ("run", "role", "round", "state", "folder")
+    lines = [
+        (row.run, row.role.removeprefix("volunteer, "), f"{row.round or '–'} of {row.rounds}", row.state)
+        for row in rows
+    ]
+    room = width - sum(max(map(len, column)) + GAP for column in zip(names, *lines, strict=False))
+    table = empty_table(*names, breaks=("folder",))
+    for row, cells in zip(rows, lines, strict=True):
+        folder = printable(row.folder.replace(f"{Path('~').expanduser()}/", "~/", 1))
+        if len(folder) > room and " " not in folder:
+            folder = wrapped(folder.replace("/", "/ "), max(room, LEAST_FOLDER)).replace("/ ", "/")
+        table.add_row(*(Text(printable(cell)) for cell in cells), Text(folder))
     return Group(table, Text(ELSEWHERE))

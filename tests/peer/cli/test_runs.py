@@ -93,8 +93,14 @@ def test_no_word_of_the_table_breaks_at_eighty_columns(
     home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("COLUMNS", "80")
-    peer(home / ("long-" * 20), "datacenter", JOINED, DONE)
+    folder = home / "long" / "longer-and-longer-and-longer" / "datacenter"
+    monkeypatch.setattr("peer.store.home.peer_folders", lambda run: [peer(folder, "datacenter", JOINED, DONE)])
     assert list_runs(terminal()) == 0
-    header, row, *_ = capsys.readouterr().out.splitlines()
+    header, row, *lines = (line.rstrip() for line in capsys.readouterr().out.splitlines())
     assert header.split() == ["run", "role", "round", "state", "folder"]
     assert row.split()[:6] == ["ours", "datacenter", "12", "of", "40", "stopped"]
+    column = header.index("folder")
+    end = next(number for number, line in enumerate(lines) if line.startswith("A peer"))
+    path = [line[column:] for line in (row, *lines[:end])]
+    assert "".join(path) == str(folder)
+    assert all(line.endswith("/") for line in path[:-1])
