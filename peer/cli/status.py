@@ -215,7 +215,7 @@ def rounds_table(view: "View", width: int) -> "Table":
 
 
 def about_rounds(view: "View") -> list[str]:
-    """What the table of the last rounds does not show, and why."""
+    """Sentences on what the table of the last rounds does not show, and why."""
     shown = view.history[-ROUNDS_SHOWN:]
     gaps = [(one.round + 1, after.round - 1) for one, after in pairwise(shown) if after.round > one.round + 1]
     missing = ", ".join(f"{first}" if first == last else f"{first} to {last}" for first, last in gaps)
