@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from peer.compute.arithmetic import Arithmetic, Precision, precision_on
 from peer.compute.replica import WholeReplica
@@ -40,6 +41,47 @@ def test_bf16_rounds_products_and_keeps_weights_gradients_moments_and_pseudo_gra
     ]
     kept += [parameter for stage in replica.stages for parameter in stage.parameters]
     assert {tensor.dtype for tensor in kept} == {torch.float32}
+
+
+class Roundings(TorchDispatchMode):
+    """Counts how often each matrix of some stages is rounded to bf16."""
+
+    def __init__(self, *stages: StageTrainer) -> None:
+        super().__init__()
+        matrices = [(name, value) for one in stages for name, value in one.stage.named_parameters() if value.dim() > 1]
+        self.names = {value.data_ptr(): name for name, value in matrices}
+        self.counts = dict.fromkeys(self.names.values(), 0)
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = function(*args, **(kwargs or {}))
+        name = self.names.get(args[0].data_ptr()) if function is torch.ops.aten._to_copy.default else None
+        if name is not None and out.dtype == torch.bfloat16:
+            self.counts[name] += 1
+        return out
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_whole_replica_rounds_its_matrices_once_a_step_and_the_head_once_a_pass(recompute: bool):
+    replica = WholeReplica(run, "datacenter", None, CPU, arithmetic=Arithmetic("bf16", recompute=recompute))
+    replica.load(genesis(run))
+    with Roundings(*replica.stages) as roundings:
+        for step, batch_SM in enumerate(batches(run, 2)):
+            replica.inner_step(batch_SM, step)
+    passes = 2 * run.inner.microbatches
+    assert passes > 2
+    assert roundings.counts.pop("lm_head.weight") == passes
+    assert set(roundings.counts.values()) == {2}
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_volunteer_rounds_its_matrices_once_a_pass_forward_and_again_where_it_computes_again(recompute: bool):
+    stage = volunteer(0, Arithmetic("bf16", recompute=recompute))
+    batch_SM = batches(run, 1)[0]
+    with Roundings(stage) as roundings:
+        for microbatch, tokens_BM in enumerate(batch_SM.split(run.inner.microbatch)):
+            sent = stage.forward(microbatch, tokens_BM, None)
+            stage.backward(microbatch, sent)
+    assert set(roundings.counts.values()) == {run.inner.microbatches * (2 if recompute else 1)}
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for the CPU with g++")
