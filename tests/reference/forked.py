@@ -10,13 +10,13 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from itertools import count
 from pathlib import Path
 
-from tests.reference.forks import ask, open_parent
+from tests.reference.forks import ask, is_fork, open_parent, parent
 
 SECONDS = 480
 """For whatever a test waits for: ample on a busy machine."""
@@ -30,24 +30,20 @@ EXPERIMENTS = [sys.executable, "-m", "examples.experiments"]
 _numbers = count()
 
 
-class Forked:
-    """A process, as far as the tests use a `subprocess.Popen` in text mode. Its standard error is that of the test, or
-    joins its standard output."""
+class Fork:
+    """A process with these descriptors as its standard input, output and error, as far as the tests use a
+    `subprocess.Popen`."""
 
     def __init__(
         self,
-        arguments: Sequence[str],
-        inside: Sequence[str] = (),
-        errors_join_output: bool = False,
-        program: Sequence[str] = HETPEER,
+        command: Sequence[str],
+        streams: Sequence[int],
+        environment: Mapping[str, str] = os.environ,
+        folder: Path | None = None,
+        own_session: bool = False,
     ) -> None:
-        stdin, ours = os.pipe()
-        theirs, stdout = os.pipe()
-        streams = stdin, stdout, stdout if errors_join_output else 2
-        self._news = ask(_parent(next(_numbers) % PARENTS), [*inside, *program, *arguments], streams, dict(os.environ))
-        for each in (stdin, stdout):
-            os.close(each)
-        self.stdin, self.stdout = os.fdopen(ours, "w"), os.fdopen(theirs)
+        self.command = command
+        self._news = ask(_parent_to_ask(), command, streams, dict(environment), folder, own_session)
         self.returncode: int | None = None
         self.pid = int(self._news.recv(64))
 
@@ -61,10 +57,44 @@ class Forked:
         """Wait for the end; the exit code."""
         if self.returncode is None:
             if not select.select([self._news], [], [], timeout)[0]:
-                raise subprocess.TimeoutExpired("hetpeer", timeout or 0.0)
+                raise subprocess.TimeoutExpired([*self.command], timeout or 0.0)
             self.returncode = int(self._news.recv(64))
             self._news.close()
         return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+
+class Forked(Fork):
+    """A process in text mode. Its standard error is that of the test, or goes to the descriptor `errors`, or joins its
+    standard output."""
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        inside: Sequence[str] = (),
+        errors_join_output: bool = False,
+        program: Sequence[str] = HETPEER,
+        errors: int = 2,
+        environment: Mapping[str, str] = os.environ,
+        folder: Path | None = None,
+        own_session: bool = False,
+    ) -> None:
+        stdin, ours = os.pipe()
+        theirs, stdout = os.pipe()
+        streams = stdin, stdout, stdout if errors_join_output else errors
+        super().__init__([*inside, *program, *arguments], streams, environment, folder, own_session)
+        for each in (stdin, stdout):
+            os.close(each)
+        self.stdin, self.stdout = os.fdopen(ours, "w"), os.fdopen(theirs)
 
     def communicate(self, timeout: float | None = None) -> tuple[str, None]:
         """Close the standard input, and wait for the end; what is left of the standard output."""
@@ -74,13 +104,6 @@ class Forked:
         self.stdout.close()
         self.wait(timeout)
         return said, None
-
-    def send_signal(self, number: int) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
 
     def __enter__(self) -> "Forked":
         return self
@@ -97,14 +120,13 @@ def hetpeer(
 ) -> subprocess.CompletedProcess[str]:
     """Run a command of hetpeer, or of another `program`, that needs no input to its end."""
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors, open(os.devnull) as nothing:
-        parent = _parent(next(_numbers) % PARENTS)
         streams = [each.fileno() for each in (nothing, output, errors)]
-        with ask(parent, [*program, *arguments], streams, dict(os.environ), folder=folder) as news:
-            process = int(news.recv(64))
-            if not select.select([news], [], [], timeout)[0]:
-                os.kill(process, signal.SIGKILL)
-                raise subprocess.TimeoutExpired(program[-1], timeout)
-            code = int(news.recv(64))
+        process = Fork([*program, *arguments], streams, folder=folder)
+        try:
+            code = process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
         output.seek(0)
         errors.seek(0)
         return subprocess.CompletedProcess([*program, *arguments], code, output.read(), errors.read())
@@ -115,6 +137,11 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """Run `python -m module` that needs no input to its end."""
     return hetpeer(*arguments, folder=folder, timeout=timeout, program=(sys.executable, "-m", module))
+
+
+def _parent_to_ask() -> socket.socket:
+    """The connection to the parent of the next fork: of a fork its own."""
+    return parent() if is_fork() else _parent(next(_numbers) % PARENTS)
 
 
 @cache

@@ -1,6 +1,6 @@
-"""Processes of `python -m …` that begin with their modules imported: forks of a process that has imported them and does
-nothing else. A replica takes 1.3 seconds of CPU time until it has joined, where one that has to import torch, hivemind
-and numba takes 5.3.
+"""Processes of `python -m …` and `python ….py` that begin with their modules imported: forks of a process that has
+imported them and does nothing else. A replica takes 1.3 seconds of CPU time until it has joined, where one that has to
+import torch, hivemind and numba takes 5.3.
 
 From then on a fork is as any other process: of its own id, memory, files, environment, signals and line in `ps`. It
 hashes as its parent does. A fork that wants to begin others asks the parent that began it.
@@ -35,7 +35,10 @@ ROOT = Path(__file__).parents[2]
 COMMAND = "peer.cli.__main__"
 """Forks run it as their main module; its imports alone are of use to them."""
 
-PRELOADED = (COMMAND, "peer.daemon", "bootstrap.node", "peer.lab.reference_run", "uvloop")
+FIRST_BACKWARD = "torch.fx.experimental.symbolic_shapes"
+"""The module that torch's first backward pass imports, and with it sympy: half a second of CPU time."""
+
+PRELOADED = (COMMAND, "peer.daemon", "bootstrap.node", "peer.lab.reference_run", "uvloop", FIRST_BACKWARD)
 
 REQUEST_BYTES = 2**17
 """More than a command line and an environment take; less than a socket's buffer."""
@@ -51,9 +54,15 @@ NSENTER = ("nsenter", "--net=")
 
 
 def can_fork(command: Sequence[str]) -> bool:
-    """Whether a command is one that a fork can be: `python -m …`, also in another network namespace, where forks of
-    what has been imported are safe."""
-    return sys.platform == "linux" and list(split(command)[1][:2]) == [sys.executable, "-m"]
+    """Whether a command is one that a fork can be: `python -m …` or `python ….py`, also in another network namespace,
+    where forks of what has been imported are safe."""
+    program, script = (*split(command)[1], "", "")[:2]
+    return sys.platform == "linux" and program == sys.executable and (script == "-m" or script.endswith(".py"))
+
+
+def is_fork() -> bool:
+    """Whether this process is a fork."""
+    return bool(_own_parent)
 
 
 def split(command: Sequence[str]) -> tuple[str, Sequence[str]]:
@@ -304,7 +313,13 @@ def main(first: socket.socket) -> None:
     gc.freeze()
     command = _Parent(first).serve()
     setproctitle(" ".join(command))
-    _python, _m, module, *sys.argv[1:] = command
+    _python, script, *sys.argv[1:] = command
+    if script != "-m":
+        path = Path(script).absolute()
+        sys.path.insert(0, str(path.parent))  # before the repository, which was the first
+        runpy.run_path(str(path), run_name="__main__")
+        return
+    module = sys.argv.pop(1)
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 

@@ -153,8 +153,27 @@ def test_when_the_parent_has_gone_that_is_said(monkeypatch: pytest.MonkeyPatch):
     ours.close()
 
 
-def test_only_what_python_runs_as_a_module_is_a_fork():
+def test_a_script_that_is_a_fork_finds_what_is_beside_it(parent: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "beside.py").write_text("WORD = 'found'\n")
+    words = "import json, sys, os, beside; print(json.dumps([beside.WORD, __name__, sys.argv[1:], os.getppid()]))"
+    (tmp_path / "script.py").write_text(words)
+    monkeypatch.chdir(tmp_path)
+
+    async def scene() -> None:
+        process = await ForkedProcess.start([sys.executable, "script.py", "--option"], 2, {})
+        said: object = json.loads(await process.stdout.readline())
+        assert said == ["found", "__main__", ["--option"], parent]
+        process.stdin.close()
+        assert await process.wait() == 0
+
+    played(scene)
+
+
+def test_only_what_python_runs_as_a_module_or_a_script_is_a_fork():
     assert can_fork([sys.executable, "-m", "peer.cli", "join"])
+    assert can_fork([sys.executable, "benchmarks/tls.py", "--small"])
+    assert not can_fork([sys.executable])
+    assert not can_fork([])
     assert can_fork(["nsenter", "--net=/run/netns/x", sys.executable, "-m", "peer.cli", "join"])
     assert not can_fork(["nsenter", "--mount=x", sys.executable, "-m", "peer.cli", "join"])
     assert not can_fork([sys.executable, "-c", "pass"])
