@@ -27,10 +27,9 @@ from typing import Any, get_args
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.group.processes import begin_aside
 from benchmarks.options.small import sized_arguments
 from tests.chaos.faults import CrowdKind
-
-ROOT = Path(__file__).parents[1]
 
 START = 3
 """The round in which attacks begin: the first has everything to set up, the second shows the usual pace."""
@@ -62,15 +61,29 @@ class Row:
     outcome: str
 
 
-def testnet(folder: Path, rounds: int, steps: int, chaos: str | None, seconds: float) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Swarm:
+    """The honest peers' run."""
+
+    preset: str
+    groups: int
+    rounds: int
+    steps: int
+
+    @property
+    def arguments(self) -> list[str]:
+        """The options of the testnet."""
+        model = ["--preset", self.preset, "--groups", str(self.groups)]
+        return [*model, "--rounds", str(self.rounds), "--inner-steps", str(self.steps)]
+
+
+def testnet(folder: Path, swarm: Swarm, chaos: str | None, seconds: float) -> dict[str, Any]:
     """The report of a testnet that ran to its end, or for so long."""
     folder.mkdir(parents=True)
     where = ["--dir", str(folder / "net"), "--report", str(folder / "report.json"), "--no-compare"]
-    shape = ["--rounds", str(rounds), "--inner-steps", str(steps), *(["--chaos", chaos] if chaos else [])]
+    shape = [*swarm.arguments, *(["--chaos", chaos] if chaos else [])]
     with (folder / "said.txt").open("w") as said:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.chaos", *where, *shape], cwd=ROOT, stdout=said, stderr=said
-        )
+        process = begin_aside([sys.executable, "-m", "tests.chaos", *where, *shape], said)
         try:
             process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -138,19 +151,22 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), metavar="KIND")
     parser.add_argument("--names", type=int, nargs="+", default=[2], help="in each crowd (default 2)")
     parser.add_argument("--seconds", type=float, default=20.0, help="that an attack lasts (default 20)")
+    parser.add_argument("--preset", default="nano", help="the model (default nano)")
+    parser.add_argument("--groups", type=int, default=2, help="beside the datacenter (default 2)")
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--inner-steps", type=int, default=20)
     parser.add_argument("--patience", type=float, default=300.0, help="seconds for a run beside its attack")
     parser.add_argument("--calm-loss", type=float, help="of the undisturbed run, if that is known: it is left out then")
     parser.add_argument("--dir", type=Path, help="keep logs here")
     parser.add_argument("--json", action="store_true")
-    options = sized_arguments(parser, kinds=["clock"], names=[1], seconds=3.0, rounds=4, inner_steps=4, calm_loss=7.0)
+    smallest: dict[str, Any] = {"preset": "pico", "groups": 1, "rounds": 4, "inner_steps": 4}
+    options = sized_arguments(parser, kinds=["clock"], names=[1], seconds=3.0, calm_loss=7.0, **smallest)
     with tempfile.TemporaryDirectory() as temporary:
         folder = (options.dir or Path(temporary)).absolute()
-        shape = options.rounds, options.inner_steps
+        swarm = Swarm(options.preset, options.groups, options.rounds, options.inner_steps)
         calm = options.calm_loss
         if calm is None:
-            undisturbed = testnet(folder / "undisturbed", *shape, None, options.patience)
+            undisturbed = testnet(folder / "undisturbed", swarm, None, options.patience)
             calm = undisturbed["rounds"][-1]["loss"]
             print(f"undisturbed: loss {calm:.3f}, {undisturbed['outcome']}", file=sys.stderr, flush=True)
         rows = []
@@ -158,7 +174,7 @@ def main() -> None:
             for names in options.names:
                 chaos = f"crowd:{kind}*{names}@round={START}+{options.seconds:g}s"
                 where = folder / f"{kind}-{names}"
-                report = testnet(where, *shape, chaos, options.patience + options.seconds)
+                report = testnet(where, swarm, chaos, options.patience + options.seconds)
                 rows.append(row(kind, names, report, calm))
                 print(table(rows[-1:]), file=sys.stderr, flush=True)
     print(json.dumps([asdict(each) for each in rows], indent=1) if options.json else table(rows))

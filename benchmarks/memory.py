@@ -20,13 +20,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.group.processes import ROOT, begin_aside
 from benchmarks.options.small import sized_arguments
 from peer.planning.memory import NETWORK_BYTES, Duty, memory_of, process_bytes, trained_values
 from protocol.manifest import Manifest, check_manifest
 
 STAGES = 4
-
-ROOT = Path(__file__).parents[1]
 
 MB = 1e6
 
@@ -117,10 +116,11 @@ CASES = {
 def measured(case: Case) -> Row:
     """One case, in a fresh process."""
     with tempfile.TemporaryDirectory(prefix="hetpeer-memory-") as folder:
-        for step in ("prepare", "live"):
-            command = [sys.executable, "-m", "benchmarks.group.lifetime", step, folder, json.dumps(asdict(case))]
-            output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT).stdout
-        counted = json.loads(output)
+        program, own = [sys.executable, "-m", "benchmarks.group.lifetime"], [folder, json.dumps(asdict(case))]
+        if code := begin_aside([*program, "prepare", *own], sys.stderr).wait():
+            raise SystemExit(f"the first weights were not written: exit code {code}")
+        live = [*program, "live", *own]  # no fork in any case: a fork has memory of its parent's
+        counted = json.loads(subprocess.run(live, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT).stdout)
     manifest = case.manifest
     estimate = memory_of(manifest, case.duty, process_bytes(counted["base"])).total - NETWORK_BYTES
     values = trained_values(manifest, case.duty)

@@ -28,12 +28,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # before any import of grpc
+
+from group.processes import ROOT, Started, begin
 from options.small import sized_arguments
 from shaped.places import Place, links, loopback
 
 from protocol.trust.keys import load_or_create
-
-os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # before any import of grpc
 
 PEERS = 4
 WARM_UP = 3
@@ -235,7 +236,7 @@ class Peer:
     """The process of one peer of a side. What it says of itself lies in a file until it ends before its time."""
 
     side: str
-    process: subprocess.Popen[str]
+    process: Started
     said: IO[str]
 
     def tell(self, words: object) -> None:
@@ -273,18 +274,16 @@ class Peer:
 @contextlib.contextmanager
 def started(side: str, places: list[Place], rounds: int) -> Iterator[list[Peer]]:
     """The peers of one side, of which each knows all addresses, for as long as the block lasts."""
-    root = Path(__file__).resolve().parent.parent
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with contextlib.ExitStack() as stack:
         operator = stack.enter_context(tempfile.TemporaryDirectory())
         load_or_create(Path(operator))
-        environment = os.environ | {"PYTHONPATH": str(root), "HIVEMIND_LOGLEVEL": "ERROR"}
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "HIVEMIND_LOGLEVEL": "ERROR"}
         environment["HETPEER_BENCHMARK"] = operator
         peers: list[Peer] = []
         for number, place in enumerate(places):
             words = [*place.within(), sys.executable, __file__, "--peer", side, str(number), place.address, str(rounds)]
             said = stack.enter_context(tempfile.TemporaryFile("w+"))
-            process = subprocess.Popen(words, **pipes, stderr=said, env=environment, cwd=root)  # type: ignore[call-overload]
+            process = begin(words, said, environment)
             stack.callback(process.wait)
             stack.callback(process.kill)
             peers.append(Peer(side, process, said))

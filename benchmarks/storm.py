@@ -24,9 +24,8 @@ from statistics import linear_regression, median
 from typing import Any
 
 import psutil
+from group.processes import begin_aside
 from options.small import sized_arguments
-
-ROOT = Path(__file__).parents[1]
 
 CALM_ROUNDS, FEWEST_ROUNDS = 6, 4
 SAMPLE_SECONDS = 5.0
@@ -107,9 +106,7 @@ def testnet(folder: Path, rounds: int, steps: int, chaos: str | None) -> Run:
     shape = ["--rounds", str(rounds), "--inner-steps", str(steps), *(["--chaos", chaos] if chaos else [])]
     memory: Memory = defaultdict(list)
     with (folder / "said.txt").open("w") as said:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.chaos", *where, *shape], cwd=ROOT, stdout=said, stderr=said
-        )
+        process = begin_aside([sys.executable, "-m", "tests.chaos", *where, *shape], said)
         code, seconds = None, 0.0
         while code is None:
             try:

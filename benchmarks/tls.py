@@ -15,7 +15,6 @@ import asyncio
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -30,6 +29,7 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # before any import of grpc
 import grpc
 import numpy as np
 import uvloop
+from group.processes import begin
 from options.small import sized_arguments
 
 from bootstrap.admission.admission_policy import AdmissionPolicy
@@ -221,10 +221,7 @@ def neighbours(preset: str, compression: int, measure: Callable[[Caller], Any]) 
     with tempfile.TemporaryDirectory() as temporary:
         authority, calls, answers = identities(Path(temporary))
         words = [sys.executable, __file__, "--answer", temporary, preset, str(compression)]
-        environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parent.parent)}
-        with subprocess.Popen(
-            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-        ) as process:
+        with begin(words) as process:
             assert process.stdout is not None
             ports = json.loads(process.stdout.readline())
             caller = Caller(manifest, shown(calls, authority), answers.peer_id, ports)

@@ -192,7 +192,6 @@ def main() -> None:
     torch.set_num_threads(cores())
     if what == "prepare":
         prepare(folder, case)
-        print("{}")
         return
     give_large_blocks_back()
     me = os.getpid()

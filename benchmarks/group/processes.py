@@ -1,4 +1,7 @@
-"""Processes that take orders from the one who measures: a line of JSON on standard input, and one back for each."""
+"""Processes that take orders from the one who measures: a line of JSON on standard input, and one back for each.
+
+Where the one who measures is a fork itself, as in the test suite, they are forks, too (`tests/reference/forks.py`): one
+that has to import torch takes three seconds of CPU time until it can do anything."""
 
 import asyncio
 import contextlib
@@ -7,9 +10,19 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
+
+sys.path.append(str(Path(__file__).parents[2]))
+
+from tests.reference.forked import Fork, Forked
+from tests.reference.forks import can_fork, is_fork
+
+ROOT = Path(__file__).parents[2]
+
+Started = subprocess.Popen[str] | Forked
 
 END_SECONDS = 10.0
 
@@ -25,11 +38,31 @@ async def hear() -> Any:
     return json.loads(line) if line else None
 
 
+def begin(
+    command: Sequence[str], errors: IO[str] | None = None, environment: Mapping[str, str] = os.environ
+) -> Started:
+    """Start a process with pipes to its standard input and output, in a session of its own, in the repository's
+    folder; its standard error goes to a file, or where this process's goes."""
+    if is_fork() and can_fork(command):
+        said = 2 if errors is None else errors.fileno()
+        return Forked(command, program=(), errors=said, environment=environment, folder=ROOT, own_session=True)
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": errors}
+    return subprocess.Popen(command, **pipes, env=environment, cwd=ROOT, text=True, start_new_session=True)
+
+
+def begin_aside(command: Sequence[str], said: IO[str]) -> subprocess.Popen[bytes] | Fork:
+    """Start a process in the repository's folder that hears nothing, and whose words go to a file."""
+    if is_fork() and can_fork(command):
+        with open(os.devnull) as nothing:
+            return Fork(command, (nothing.fileno(), said.fileno(), said.fileno()), folder=ROOT)
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, cwd=ROOT)
+
+
 @dataclass(frozen=True, slots=True)
 class Processes:
     """All of them, in order."""
 
-    children: list[subprocess.Popen[str]]
+    children: list[Started]
 
     def tell(self, words: Any) -> list[Any]:
         """The same order to all; what each answers."""
@@ -63,8 +96,7 @@ class Processes:
 def started(commands: Sequence[Sequence[str]]) -> Iterator[Processes]:
     """A process for each command, for as long as the block lasts. Those that it has started itself end with it: they
     hold its output, for whose end a caller waits."""
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    children = [subprocess.Popen(command, **pipes, text=True, start_new_session=True) for command in commands]
+    children = [begin(command) for command in commands]
     try:
         yield Processes(children)
     finally:

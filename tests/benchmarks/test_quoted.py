@@ -2,9 +2,7 @@
 something was is never what a test asks for."""
 
 import json
-import os
 import re
-import subprocess
 import sys
 from functools import cache
 from pathlib import Path
@@ -16,6 +14,7 @@ from benchmarks.shaped import hosts
 from tests.chaos import namespaces
 from tests.reference.browser import CHROMIUM
 from tests.reference.browser import LACKING as LACKING_BROWSER
+from tests.reference.forked import hetpeer
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -38,9 +37,7 @@ def run(name: str) -> Any:
     """The numbers of a benchmark, of one run for all tests."""
     if LACKING.get(name):
         pytest.skip(f"needs {LACKING[name]}")
-    command = [sys.executable, f"benchmarks/{name}.py", "--small", "--json"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=480, check=False)
+    done = hetpeer("--small", "--json", folder=ROOT, program=[sys.executable, f"benchmarks/{name}.py"])
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
