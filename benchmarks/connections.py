@@ -40,6 +40,7 @@ from protocol.net.channels import Credentials, connect, listen, options
 from protocol.net.connection_limits import OF_PEERS
 from tests.reference.admitted import credentials, there
 from tests.reference.flood import flooded
+from tests.reference.forks import is_fork, with_files
 from tests.reference.processes import RUN, TEXT, Peer, hetpeer
 from tests.reference.small_manifest import small_manifest
 
@@ -67,12 +68,11 @@ def flood(folder: Path, connections: int, sites: int, seconds: float, files: int
     (folder / "text.txt").write_text(TEXT)
     door = two_free_ports()
     ports = [door, door + 1, door + 2]
-    few = "sh", "-c", f'ulimit -n {files}; exec "$@"', "sh"
     with ExitStack() as stack:
 
         def begin(name: str, *arguments: str) -> Peer:
             own = *arguments, "--dir", str(folder / name)
-            return stack.enter_context(Peer(*own, inside=few, forked=False))
+            return stack.enter_context(Peer(*own, inside=with_files(files), forked=is_fork()))
 
         where = "--listen", f"127.0.0.1:{door}", "--data", str(folder / "text.txt")
         ticket = begin("node", "bootstrap", str(folder / "run.toml"), *where).wait_for(Serving).ticket

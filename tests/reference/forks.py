@@ -13,6 +13,8 @@ import importlib
 import json
 import os
 import random
+import re
+import resource
 import runpy
 import selectors
 import signal
@@ -52,11 +54,18 @@ _own_parent: list[socket.socket] = []
 NSENTER = ("nsenter", "--net=")
 """What goes before a command that is to run in another network namespace."""
 
+FEW_FILES = re.compile(r'ulimit -n (\d+); exec "\$@"')
+
+
+def with_files(number: int) -> tuple[str, ...]:
+    """What goes before a command that may have so many open files."""
+    return "sh", "-c", f'ulimit -n {number}; exec "$@"', "sh"
+
 
 def can_fork(command: Sequence[str]) -> bool:
-    """Whether a command is one that a fork can be: `python -m …` or `python ….py`, also in another network namespace,
-    where forks of what has been imported are safe."""
-    program, script = (*split(command)[1], "", "")[:2]
+    """Whether a command is one that a fork can be: `python -m …` or `python ….py`, also in another network namespace or
+    with fewer open files, where forks of what has been imported are safe."""
+    program, script = (*split(command)[2], "", "")[:2]
     return sys.platform == "linux" and program == sys.executable and (script == "-m" or script.endswith(".py"))
 
 
@@ -65,12 +74,16 @@ def is_fork() -> bool:
     return bool(_own_parent)
 
 
-def split(command: Sequence[str]) -> tuple[str, Sequence[str]]:
-    """The file of the network namespace that a command enters first, empty if it stays in its own; and what it runs."""
+def split(command: Sequence[str]) -> tuple[str, int, Sequence[str]]:
+    """The file of the network namespace that a command enters first, empty if it stays in its own; the open files that
+    it may have, 0 if as many as its parent; and what it runs."""
+    namespace, files = "", 0
     program, option = NSENTER
     if len(command) > 2 and command[0] == program and command[1].startswith(option):
-        return command[1].removeprefix(option), command[2:]
-    return "", command
+        namespace, command = command[1].removeprefix(option), command[2:]
+    if len(command) > 4 and command[0] == "sh" and (limit := FEW_FILES.fullmatch(command[2])):
+        files, command = int(limit[1]), command[4:]
+    return namespace, files, command
 
 
 def ask(
@@ -89,9 +102,9 @@ def ask(
         OSError: the parent has gone.
     """
     news, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    namespace, command = split(command)
+    namespace, files, command = split(command)
     where = {"folder": str(folder or Path.cwd()), "environment": environment, "own_session": own_session}
-    request = {"command": [*command], "namespace": namespace} | where
+    request = {"command": [*command], "namespace": namespace, "files": files} | where
     with theirs:
         try:
             socket.send_fds(parent, [json.dumps(request).encode()], [*streams, theirs.fileno()])
@@ -278,6 +291,8 @@ def _become(asked: dict[str, object], files: list[int]) -> list[str]:
         os.setsid()
     if asked["namespace"]:
         _enter(str(asked["namespace"]))
+    if limit := int(str(asked["files"])):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     os.chdir(str(asked["folder"]))
     environment, command = asked["environment"], asked["command"]
     assert isinstance(environment, dict)

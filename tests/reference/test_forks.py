@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import resource
 import signal
 import socket
 import sys
@@ -16,7 +17,7 @@ import pytest
 from protocol.errors import LostMemberError
 from tests.chaos import namespaces
 from tests.reference import forks
-from tests.reference.forks import ForkedProcess, can_fork
+from tests.reference.forks import ForkedProcess, can_fork, with_files
 from tests.reference.own_loop import run
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks are for Linux")
@@ -66,6 +67,7 @@ def test_a_fork_is_what_it_was_asked_to_be_and_tells_how_it_ended(
             "parent": parent,
             "session": process.pid,
             "folder": str(tmp_path),
+            "files": [*resource.getrlimit(resource.RLIMIT_NOFILE)],
             "word": "hello",
             "imported": True,
             "ctrl_c": True,
@@ -123,6 +125,17 @@ def test_a_fork_begins_others_by_its_own_parent(parent: int):
     played(scene)
 
 
+def test_a_fork_may_have_as_many_open_files_as_it_was_asked_to(parent: int):
+    async def scene() -> None:
+        for inside, files in ((with_files(300), [300, 300]), ((), [*resource.getrlimit(resource.RLIMIT_NOFILE)])):
+            process = await ForkedProcess.start([*inside, *PORTRAIT, "0"], 2, {})
+            assert (await told(process))["files"] == files
+            process.stdin.close()
+            assert await process.wait() == 0
+
+    played(scene)
+
+
 @pytest.mark.skipif(namespaces.missing() is not None, reason=f"needs {namespaces.missing()}")
 def test_a_fork_enters_the_network_namespace_that_it_was_asked_to(parent: int):
     async def scene() -> None:
@@ -175,5 +188,7 @@ def test_only_what_python_runs_as_a_module_or_a_script_is_a_fork():
     assert not can_fork([sys.executable])
     assert not can_fork([])
     assert can_fork(["nsenter", "--net=/run/netns/x", sys.executable, "-m", "peer.cli", "join"])
+    assert can_fork([*with_files(300), sys.executable, "-m", "peer.cli", "join"])
+    assert not can_fork(["sh", "-c", "ulimit -n 300", "sh", sys.executable, "-m", "peer.cli", "join"])
     assert not can_fork(["nsenter", "--mount=x", sys.executable, "-m", "peer.cli", "join"])
     assert not can_fork([sys.executable, "-c", "pass"])

@@ -10,9 +10,8 @@ from peer.testnet.child import two_free_ports
 from protocol.events.activity import Joined, RoundDone, Serving
 from protocol.events.decisions import CaughtUp
 from tests.reference.flood import flooded
+from tests.reference.forks import with_files
 from tests.reference.processes import RUN, TEXT, Peer, hetpeer
-
-FEW_FILES = ("sh", "-c", 'ulimit -n 1024; exec "$@"', "sh")
 
 CONNECTIONS, SITES = 600, 200
 """To each port, more than it takes: one half from one address, the other from this many networks."""
@@ -27,7 +26,7 @@ def test_strangers_with_thousands_of_silent_connections_end_nobody_and_keep_no_n
 
         def begin(name: str, *arguments: str) -> Peer:
             own = *arguments, "--dir", str(tmp_path / name)
-            return stack.enter_context(Peer(*own, inside=FEW_FILES, forked=False))
+            return stack.enter_context(Peer(*own, inside=with_files(1024)))
 
         node = begin("node", "bootstrap", str(tmp_path / "run.toml"), "--listen", f"127.0.0.1:{door}", "--data",
                      str(tmp_path / "text.txt"))  # fmt: skip
