@@ -3,8 +3,9 @@ something was is never what a test asks for."""
 
 import json
 import re
+import subprocess
 import sys
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from benchmarks.shaped import hosts
 from tests.chaos import namespaces
 from tests.reference.browser import CHROMIUM
 from tests.reference.browser import LACKING as LACKING_BROWSER
-from tests.reference.forked import hetpeer
+from tests.reference.forked import SECONDS, hetpeer
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -32,12 +33,23 @@ def quoted() -> list[str]:
     return sorted({name for text in texts for name in re.findall(r"(?<![\w/])benchmarks/(\w+)\.py", text)} - COMPUTED)
 
 
+BESIDE_HIVEMIND, FIRST_TRY_SECONDS = ("pipeline", "outer_round"), 240.0
+"""The benchmarks that start hivemind's servers, and the time that each has before it is started once more: hivemind
+forks processes that have threads, and one of its own, left with a lock that nobody frees, hung once in some hundred."""
+
+
 @cache
 def run(name: str) -> Any:
     """The numbers of a benchmark, of one run for all tests."""
     if LACKING.get(name):
         pytest.skip(f"needs {LACKING[name]}")
-    done = hetpeer("--small", "--json", folder=ROOT, program=[sys.executable, f"benchmarks/{name}.py"])
+    ours = partial(hetpeer, "--small", "--json", folder=ROOT, program=[sys.executable, f"benchmarks/{name}.py"])
+    try:
+        done = ours(timeout=FIRST_TRY_SECONDS if name in BESIDE_HIVEMIND else SECONDS)
+    except subprocess.TimeoutExpired:
+        if name not in BESIDE_HIVEMIND:
+            raise
+        done = ours()
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
