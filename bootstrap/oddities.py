@@ -5,7 +5,7 @@ from pathlib import Path
 from protocol.manifest import Manifest
 from protocol.run.dataset import DATA, DataManifest
 from protocol.run.run_files import TRAIN, Descriptor, token_dtype
-from protocol.wording import millions
+from protocol.wording import abbreviated
 
 GOOD_PASSES = 4
 """The times that a text may be read and teach about as much as fresh text (arXiv 2305.16264, section 6)."""
@@ -28,7 +28,7 @@ def text_oddities(manifest: Manifest, tokens: int) -> list[str]:
     if planned <= GOOD_PASSES * tokens:
         return []
     return [
-        f"the run reads {millions(planned)} tokens, and its text has {millions(tokens)}: each is read "
+        f"the run reads {abbreviated(planned)} tokens, and its text has {abbreviated(tokens)}: each is read "
         f"{planned / tokens:,.0f} times, and beyond {GOOD_PASSES} times a text teaches little. Give more text with "
         "--data, or fewer rounds"
     ]

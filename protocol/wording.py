@@ -40,6 +40,13 @@ def millions(count: float, decimals: int = 1) -> str:
     return f"{count / 1e6:,.{decimals}f} M"
 
 
+def abbreviated(count: float) -> str:
+    """A count in three or so digits where it is large: "40,960", "3.3 million", "3.83 billion"."""
+    if count < 1e6:
+        return f"{count:,.0f}"
+    return f"{count / 1e6:,.1f} million" if count < 1e9 else f"{count / 1e9:,.2f} billion"
+
+
 def so_many(count: int, what: str) -> str:
     """A number of things: "1 peer", "2 peers"."""
     return f"{count} {what}" if count == 1 else f"{count} {what}s"

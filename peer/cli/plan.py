@@ -339,7 +339,7 @@ def _drawn(manifest: "Manifest", found: list[Participant]) -> "RenderableType":
 
     from protocol.identity import EMBEDDING
     from protocol.layout import elements, model_layout, parameter_count
-    from protocol.wording import millions, size
+    from protocol.wording import abbreviated, millions, size
 
     model, replicas, inner, outer = manifest.model, manifest.replicas, manifest.inner, manifest.outer
     a_round = manifest.tokens_per_step * inner.steps * replicas.total
@@ -355,7 +355,7 @@ def _drawn(manifest: "Manifest", found: list[Participant]) -> "RenderableType":
         f"{replicas.datacenters} in datacenters",
         f"H = {inner.steps} inner steps of {manifest.tokens_per_step:,} tokens a replica, "
         f"{inner.microbatches} microbatches of {inner.microbatch * model.context:,}",
-        f"{millions(a_round)} tokens a round, {outer.rounds:,} rounds, {a_round * outer.rounds / 1e9:,.3f} B in all",
+        f"{abbreviated(a_round)} tokens a round, {outer.rounds:,} rounds, {abbreviated(a_round * outer.rounds)} in all",
     )
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("who", "layers", "parameters", "memory", "recomputed", "contribution", "sent a round"):

@@ -11,7 +11,7 @@ from protocol.manifest import Manifest
 from protocol.monitor import View
 from protocol.run.run_files import Descriptor
 from protocol.trust.membership_card import Role
-from protocol.wording import lasting, millions, printable, size, so_many, tail
+from protocol.wording import abbreviated, lasting, millions, printable, size, so_many, tail
 
 DAY_SECONDS = 86400
 DAYS_OF_SPAN = {"day": 1, "month": 31}
@@ -23,12 +23,9 @@ def introduction(descriptor: Descriptor) -> str:
     inner, outer = manifest.inner, manifest.outer
     tokens = manifest.tokens_per_step * inner.steps * outer.rounds * manifest.replicas.total
     parameters = parameter_count(manifest)
-    counted = f"{tokens / 1e9:,.3g} billion" if tokens >= 1e8 else f"{tokens / 1e6:,.3g} million"
-    counted = counted if tokens >= 1e5 else f"{tokens:,}"
-    of_size = millions(parameters) if parameters >= 1e5 else f"{parameters:,}"
     return (
-        f"the run {manifest.run.name} trains a model of {of_size} parameters on "
-        f"{counted} tokens of text, in {outer.rounds:,} rounds; its operator is {tail(descriptor.operator)}"
+        f"the run {manifest.run.name} trains a model of {millions(parameters)} parameters on "
+        f"{abbreviated(tokens)} tokens of text, in {outer.rounds:,} rounds; its operator is {tail(descriptor.operator)}"
     )
 
 

@@ -5,6 +5,7 @@ import time
 import pytest
 
 from protocol.wording import (
+    abbreviated,
     lasting,
     megabytes_above,
     millions,
@@ -41,6 +42,11 @@ def test_rates_are_in_bits_a_second():
 def test_counts_have_their_plural():
     assert [so_many(count, "peer") for count in (0, 1, 2)] == ["0 peers", "1 peer", "2 peers"]
     assert [millions(345_678), millions(1_234_500_000), millions(345_678, 2)] == ["0.3 M", "1,234.5 M", "0.35 M"]
+    assert [abbreviated(count) for count in (40_960, 3_291_256, 3_830_000_000)] == [
+        "40,960",
+        "3.3 million",
+        "3.83 billion",
+    ]
 
 
 def test_times_are_in_words():

@@ -30,7 +30,7 @@ def test_a_run_says_what_it_makes_of_how_much_text_and_whose_it_is():
     said = introduction(descriptor_of(manifest(), PeerId("Qm" + "x" * 36 + "theirkey"), []))
     tokens = 3 * 100 * 50 * manifest().tokens_per_step / 1e9
     assert said.startswith("the run ours trains a model of 177.6 M parameters")
-    assert f"on {tokens:,.3g} billion tokens of text, in 100 rounds; its operator is theirkey" in said
+    assert f"on {1000 * tokens:,.1f} million tokens of text, in 100 rounds; its operator is theirkey" in said
 
 
 def test_a_stage_in_the_middle_sends_frames_both_ways_and_its_contribution_to_each_other_replica():
