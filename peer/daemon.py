@@ -93,8 +93,8 @@ async def run_with_pauses(
                 async with Children() as watching:
                     watching.spawn(_leave_when_due(leave, stop, pauses))
                     next_stage = await run_until(leave, settings, emit, insisted=insisted)
-                if stop.is_set() and emit.status.tokens and not emit.status.over:
-                    emit(Notice(f"left in good order: {gave(emit.status.tokens)}, and the same command goes on"))
+                if stop.is_set() and emit.status.given and not emit.status.over:
+                    emit(Notice(f"left in good order: {gave(emit.status.given)}, and the same command goes on"))
             except (HetpeerError, BaseExceptionGroup) as error:
                 if stop.is_set() or not leave.is_set():
                     raise

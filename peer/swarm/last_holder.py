@@ -58,6 +58,8 @@ async def hand_over_state(node: Node, outer: OuterLoop) -> None:
     while (alone := held_alone(outer)) and monotonic() < ends and not node.insisted.is_set():
         outer.emit(waits.for_another_holder(alone, outer.clock - 1, most_seconds))
         await outer.discovery.news.wait(1.0)
+    without = f"nobody has taken the state of {parts_named(alone)}: the run stands still until this peer is back"
+    outer.emit(Notice(without if alone else "another holds this peer's state now"))
 
 
 async def _has_taker(node: Node, outer: OuterLoop) -> bool:

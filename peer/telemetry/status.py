@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as version_of
+from itertools import pairwise
+from statistics import median
 
 from protocol.clock import monotonic
 from protocol.events.activity import (
@@ -71,6 +73,8 @@ class Status(ReportedStatus):
     slot: int = 0
     joined: float | None = None
     """The time at which the peer joined first."""
+    given: int = 0
+    """The tokens of this peer's inner steps since it joined first."""
     joins: int = 0
     """The number of times the peer has joined: once more after each pause."""
     rounds: int = 0
@@ -126,11 +130,11 @@ class Status(ReportedStatus):
 
     @property
     def seconds_a_round(self) -> float | None:
-        """The seconds of a round, by the ends of the last ones that this peer has seen; None: it has seen too few."""
-        if len(self._ends) < 2 or self._ends[-1][1] <= self._ends[0][1]:
-            return None
-        (began, first), (ended, last) = self._ends[0], self._ends[-1]
-        return (ended - began) / (last - first)
+        """The median seconds of a round, of the last ones that this peer has seen end; None: it has seen too few. One
+        in which it had to wait for others says nothing of those to come."""
+        ends = pairwise(self._ends)
+        paces = [(ended - began) / (last - first) for (began, first), (ended, last) in ends if last > first]
+        return median(paces) if paces else None
 
     def seconds_left(self, now: float) -> float | None:
         """The seconds to the end of the run's last round, at the pace of the last rounds; None: not known."""
@@ -182,7 +186,7 @@ class Status(ReportedStatus):
                 self.step_seconds = now - self._stepped if self._stepped is not None and follows else None
                 self.round, self.step = round, step + 1
                 self.last_step, self.loss, self._stepped = event, self.loss if loss is None else loss, now
-                self.tokens += tokens
+                self.tokens, self.given = self.tokens + tokens, self.given + tokens
                 self._steps.append((now, tokens))
             case EndedEarly(round) | Contributed(round):
                 self.round = round

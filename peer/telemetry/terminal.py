@@ -51,8 +51,8 @@ def print_text(console: Console, text: str) -> None:
 
 AFTERWARDS = "`hetpeer credit` shows what others signed of them, `hetpeer export` gives the model."
 
-MOST_LINES_OF_WAIT, LONGEST_WORD = 3, 10
-"""The lines that a wait has in the panel, and the columns of each that breaking it between words may leave empty."""
+MOST_LINES_OF_WAIT = 5
+"""The lines that a wait has in the panel."""
 
 
 def panel(status: Status, now: float, width: int) -> list[str]:
@@ -67,28 +67,28 @@ def panel(status: Status, now: float, width: int) -> list[str]:
     rates = f"{status.tokens_per_second:,.0f} tokens/s · up {size(status.up)}/s · down {size(status.down)}/s"
     joined = f"joined {since(now - status.joined)} ago" if status.joined is not None else "not joined yet"
     silent = f", {status.lost} silent" if status.lost else ""
-    silent += f" · only holder of {status.only_holder_of}" if status.only_holder_of else ""
     doing = f" · {status.doing}" if status.doing else ""
-    traffic = f" · {status.traffic}" if status.traffic else ""
     lines = [
         position,
         _round(status, width),
-        f"{rates} · credit {status.credit:,} tokens{traffic}",
+        f"{rates} · credit {status.credit:,} tokens",
         f"{joined} · {so_many(status.peers, 'peer')}{silent}{doing}",
     ]
+    if status.traffic:
+        lines.append(f"traffic {status.traffic}")
+    if status.only_holder_of:
+        lines.append(f"only holder of {status.only_holder_of}")
     if status.waiting is not None:
         lines += _wait(status.waiting, now - status.waits_since, width)
     return [line if len(line) <= width else line[: max(0, width - 1)] + "…" for line in lines]
 
 
 def _wait(waiting: Waiting, seconds: float, width: int) -> list[str]:
-    """The lines of a wait that has lasted so many seconds. What does not fit into `MOST_LINES_OF_WAIT` is left out at
-    the end, but for how long it has lasted."""
-    most = f" of at most {lasting(waiting.most_seconds)}" if waiting.most_seconds is not None else ""
-    so_far = f", for {lasting(max(1, int(seconds)))}{most}"
-    room = max(0, MOST_LINES_OF_WAIT * (width - LONGEST_WORD) - len(so_far))
-    said = textwrap.shorten(f"waits for {waiting.waits_for}", room, placeholder=" …") if room else ""
-    return textwrap.wrap(said + so_far, max(1, width))
+    """The lines of a wait that has lasted so many seconds, which come first. What does not fit into
+    `MOST_LINES_OF_WAIT` is left out at the end."""
+    most = f", at most {lasting(waiting.most_seconds)}," if waiting.most_seconds is not None else ""
+    words = f"waiting {lasting(max(1, int(seconds)))}{most} for {waiting.waits_for}"
+    return textwrap.wrap(words, max(1, width), max_lines=MOST_LINES_OF_WAIT, placeholder=" …")
 
 
 def _round(status: Status, width: int) -> str:
@@ -159,8 +159,8 @@ class PeerScreen:
             lines = self.plain_lines.take(event, self.status.clock())
         else:
             lines = [event.words] if Sink.TERMINAL in event.sinks and event.words is not None else []
-        if isinstance(event, Finished) and self.status.tokens and self.status.role != "lab":
-            lines.append(f"Thank you: {gave(self.status.tokens)}. {AFTERWARDS}")
+        if isinstance(event, Finished) and self.status.given and self.status.role != "lab":
+            lines.append(f"Thank you: {gave(self.status.given)}. {AFTERWARDS}")
         return lines
 
     def draw(self) -> Group:

@@ -69,6 +69,20 @@ def test_tokens_a_second_are_those_of_the_last_steps_while_it_trains():
     assert after(steps[0]).tokens_per_second == 0
 
 
+def test_what_a_peer_has_given_outlives_its_pauses():
+    made = after(JOINED, StepDone(3, 0, 5.0, 100), Paused("by hand"), PauseEnded(), JOINED, StepDone(3, 1, 5.0, 50))
+    assert (made.tokens, made.given) == (50, 150)
+
+
+def test_a_round_in_which_others_were_waited_for_says_nothing_of_the_time_that_is_left():
+    made = after(replace(JOINED))
+    made.rounds = 10
+    for at, round in ((10.0, 1), (20.0, 2), (300.0, 3), (310.0, 4), (320.0, 5)):
+        made.take(replace(DONE, round=round), at)
+    assert made.seconds_a_round == 10.0
+    assert made.seconds_left(322.0) == 48.0
+
+
 START = Waiting("1 datacenter (0 of 1)", "the run begins when all 2 replicas are there", 1, 2)
 ROUND = Waiting("contributions to round 3, of QmB", "half of them are here", 1, 2, round=3)
 SPARE = Waiting("a seat in a group; this peer is a spare", "stage 1 has 1 volunteer, 2 are needed", 1, 2)

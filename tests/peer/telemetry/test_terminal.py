@@ -39,8 +39,9 @@ from protocol.events.activity import (
     Pulse,
     RoundDone,
     StepDone,
+    TrafficCounted,
 )
-from protocol.events.decisions import Audited, Placed, Recalled, SpotChecked, Suspected, Tried
+from protocol.events.decisions import Audited, OnlyHolder, Placed, Recalled, SpotChecked, Suspected, Tried
 from protocol.events.event import Event
 from protocol.events.waiting import Waiting
 from tests.peer.telemetry.test_run_report import report
@@ -351,19 +352,28 @@ def test_one_that_waits_says_for_what():
     assert "· waiting ·" in place
     assert rates.startswith("0 tokens/s")
     assert life == "joined 0:19 ago · 5 peers, 1 silent"
-    assert waits == "waits for 1 datacenter (0 of 1): the run begins when all 3 replicas are there, for 12 s"
+    assert waits == "waiting 12 s for 1 datacenter (0 of 1): the run begins when all 3 replicas are there"
     narrow = panel(status_of(*TRAINING, replace(lacks, most_seconds=60.0)), 19.0, 60)[4:]
     assert narrow == [
-        "waits for 1 datacenter (0 of 1): the run begins when all 3",
-        "replicas are there, for 12 s of at most 60 s",
+        "waiting 12 s, at most 60 s, for 1 datacenter (0 of 1): the",
+        "run begins when all 3 replicas are there",
     ]
     endless = panel(status_of(*TRAINING, replace(lacks, what="others " * 80)), 19.0, 60)[4:]
-    assert len(endless) == 3
-    assert endless[-1].endswith(" …, for 12 s")
+    assert len(endless) == 5
+    assert endless[-1].endswith(" …")
     alone = panel(status_of(TRAINING[0], lacks), 19.0, 100)
     assert alone[0] == "stage 1 · waiting"  # in a group or not: the wait says what is missing
     paused = status_of(*TRAINING, Paused("until 23:00, for these are quiet hours"))
     assert panel(paused, 60.0, 100)[0] == "stage 1 · paused · no group"
+
+
+def test_what_its_owner_watches_has_lines_of_its_own():
+    watched = TrafficCounted(12_300_000_000, "200GB/month"), OnlyHolder("the token embedding and stage 1")
+    *_, traffic, holder = panel(status_of(*TRAINING, *watched), 60.0, 60)
+    assert (traffic, holder) == (
+        "traffic 12.3 GB of 200GB/month",
+        "only holder of the token embedding and stage 1",
+    )
 
 
 @pytest.mark.parametrize("width", [1, 8, 20, 40, 79, 200])
