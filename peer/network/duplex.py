@@ -31,6 +31,10 @@ class BreachError(PeerError):
         self.peer = peer
 
 
+class HungUpError(LostMemberError):
+    """The other side has ended the conversation in order: it does not want it any longer, or leaves."""
+
+
 class Call(Protocol):
     """The operations that both ends of a gRPC stream have."""
 
@@ -66,13 +70,19 @@ class Duplex(Generic[Outgoing, Received]):
         self.beat = beat
         self.bandwidth = bandwidth
         self.bytes_sent = 0
-        self.ended = False
+        self.end: HetpeerError | None = None
+        """The reason why the conversation has ended; None: it has not."""
         self._aside = aside
         self._on_end = on_end
         self._outgoing: asyncio.Queue[Outgoing | None] = asyncio.Queue()
         self._incoming: asyncio.Queue[Received | HetpeerError] = asyncio.Queue()
         self._hung_up = asyncio.Event()
         self._tasks = Children()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the conversation has ended."""
+        return self.end is not None
 
     @property
     def unsent(self) -> int:
@@ -186,6 +196,8 @@ class Duplex(Generic[Outgoing, Received]):
                 self._incoming.put_nowait(message)
                 if self.bandwidth is not None:
                     await self.bandwidth.take_frame(message.ByteSize())
+            else:
+                end = HungUpError(f"{self.with_whom} has hung up")
         except BROKEN_CALL_ERRORS as error:  # however a stream breaks, the member is gone
             if isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
                 end = self.breach("sent a message that is larger than any")
@@ -211,8 +223,8 @@ class Duplex(Generic[Outgoing, Received]):
             reading.cancel()
 
     def _end(self, reason: HetpeerError) -> None:
-        if not self.ended:
-            self.ended = True
+        if self.end is None:
+            self.end = reason
             self._incoming.put_nowait(reason)
             self._outgoing.put_nowait(None)
             self._on_end()

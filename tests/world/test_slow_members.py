@@ -3,7 +3,7 @@ tried, or all are told who is slow. In virtual time, at each stage of a group, w
 
 import pytest
 
-from protocol.events.activity import GroupFormed
+from protocol.events.activity import GroupBroken, GroupFormed
 from protocol.events.group_decisions import NOBODY_FREE, Dismissed, MemberReplaced, SlowMember
 from protocol.patience import SLOW_STEPS
 from tests.world import test_cases
@@ -35,6 +35,9 @@ def test_a_group_with_a_spare_keeps_its_steps_beside_a_member_that_becomes_slow(
     everybody = (*beside.group, *beside.spares, beside.center)
     assert not any(told(each, Dismissed) for each in everybody)
     assert told(beside.spares[0], GroupFormed)
+    slow_owner = beside.group[stage]
+    (broken,) = [event for event in told(slow_owner, GroupBroken) if "has hung up" in event.reason]
+    assert "this machine is slower than before (a step takes" in broken.reason
     assert not beside.run.failures
 
 

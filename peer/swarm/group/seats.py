@@ -9,6 +9,7 @@ import asyncio
 import random
 from dataclasses import dataclass, field
 
+from peer.network.duplex import HungUpError
 from peer.network.gossip import Reconciler
 from peer.network.group import DoubtHandler, Link, PipelineService, call, ignore_doubt, make_link
 from peer.swarm.group.plan import backoff_seconds, preferred
@@ -124,9 +125,9 @@ class GroupSeats:
         return self.upstream is not None and self.upstream.ended
 
     def require_neighbours(self) -> None:
-        """Raise LostMemberError if a neighbour is gone."""
+        """Raise LostMemberError if a neighbour has hung up or is gone."""
         if (lost := self.lost) is not None:
-            raise LostMemberError(f"{lost.with_whom} is gone")
+            raise lost.end if isinstance(lost.end, HungUpError) else LostMemberError(f"{lost.with_whom} is gone")
 
     def require_upstream(self) -> Link:
         """Return the link to the stage before this one.

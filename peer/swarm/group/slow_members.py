@@ -3,13 +3,14 @@ is slow and by how much. `peer/swarm/group/slowness.py` decides who is slow."""
 
 from dataclasses import dataclass, field
 
+from peer.network.duplex import HungUpError
 from peer.swarm.group.seats import GroupSeats
 from peer.swarm.group.slowness import Member, SlowFinding, SlownessWatch, StepKind, StepTimes, is_worth_a_try
 from peer.swarm.roles import free_volunteers, looking
 from peer.swarm.rounds.outer_round import OuterLoop
 from protocol.clock import monotonic
 from protocol.codec.seating import OfferFrame
-from protocol.errors import LostMemberError
+from protocol.errors import HetpeerError, LostMemberError
 from protocol.events.group_decisions import NOBODY_FREE, THIS_PEER, MemberRecovered, MemberReplaced, SlowMember
 from protocol.identity import PeerId
 from protocol.trust.records import Peers
@@ -72,6 +73,21 @@ class SlowMembers:
                 self.reported[peer] = stage
                 why = NOBODY_FREE if stage != me.stage else THIS_PEER
                 self.outer.emit(SlowMember(peer, stage, slow.seconds, slow.usual, slow.promised, why, slow.or_further))
+
+    def why_parted(self, error: HetpeerError) -> str:
+        """The reason for which this peer's group has ended, in words: where a neighbour has hung up, and this peer has
+        become slow, that too, since another may have its seat."""
+        me = self.outer.discovery.record.peer_id
+        usual, debt = self.watch.usual.get(self.kind), self.watch.debts.get(me)
+        if (
+            not isinstance(error, HungUpError)
+            or usual is None
+            or debt is None
+            or self.watch.has_recovered(self.kind, me)
+        ):
+            return str(error)
+        slow = f"a step takes {debt.total / debt.steps:.3g} s, and took {usual.seconds:.3g} s"
+        return f"{error}; this machine is slower than before ({slow}), so another may be tried in its place"
 
     def leave_group(self) -> None:
         """Begin anew with the next group: who is slow in it is told again."""

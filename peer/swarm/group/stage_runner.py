@@ -335,7 +335,7 @@ class StageRunner(ABC):
     async def _part(self, error: HetpeerError) -> None:
         """Be free for another group, and go on in it where this round was left. What there is of the round is
         contributed when the others end it, or at once if that is all."""
-        outer, stage_round, reason = self.outer, self.stage_round, str(error)
+        outer, stage_round, reason = self.outer, self.stage_round, self.slow_members.why_parted(error)
         if isinstance(error, BreachError):
             self._dismiss(error)
         if self.announced_members:

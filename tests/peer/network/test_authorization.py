@@ -138,7 +138,7 @@ def test_who_takes_no_part_any_more_hangs_up_on_who_has_called_and_hears_nobody(
     async def scene(made: Callers) -> None:
         async with made.calling(made.first, made.first.id) as downstream:
             made.seats.close()
-            with pytest.raises(LostMemberError, match="is gone"):
+            with pytest.raises(LostMemberError, match="has hung up"):
                 await asyncio.wait_for(downstream.receive(), 10)
         assert await made.refused(made.first, made.first.id) == "this peer takes no part in groups now"
 

@@ -394,7 +394,7 @@ def test_a_neighbour_that_is_gone_is_missed(tmp_path: Path):
         await until(lambda: town.of(middle).lost is not None)
         town.of(middle).hang_up("the one behind it is gone")
         await until(lambda: town.of(first).lost is not None)
-        with pytest.raises(LostMemberError, match=r"stage 1 of this group .* is gone"):
+        with pytest.raises(LostMemberError, match=r"stage 1 of this group .* has hung up"):
             town.of(first).require_neighbours()
 
     play(tmp_path, scene)
