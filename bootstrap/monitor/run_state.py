@@ -93,6 +93,10 @@ def run_state(
     has_begun = any(any(entry.stepped.values()) or entry.contributed or entry.ended is not None for entry in rounds)
     if before.state == "gathering" and not has_begun:
         return RunStatus("gathering", waits_for(manifest, peers) or "waits for the first inner step", before.since)
+    if before.state == "gathering":
+        return _since(before, "training", "", now)
+    if alone is not None and before.state == "training":
+        alone = max(alone, before.since)  # it gathered until then
     if lost is not None and now - lost >= BROKEN_SECONDS:
         return _since(before, "stalled", lost_state(manifest, peers), lost)
     if alone is not None and now - alone >= BROKEN_SECONDS:

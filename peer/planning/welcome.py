@@ -32,11 +32,11 @@ def introduction(descriptor: Descriptor) -> str:
 def how_far(view: View) -> str:
     """The state of the run by its operator's node, and where volunteers are needed, in a sentence."""
     short = f"; {view.short}" if view.short else ""
-    why = f": it {view.state_why}" if view.state_why else ""
     match view.state:
         case "gathering":
-            words = f"it has not begun yet{why}"
+            words = "it has not begun yet" + (f": it {view.state_why}" if view.state_why else "")
         case "stalled":
+            why = f": {view.state_why}" if view.state_why else ""
             words = f"it stands still at round {view.round} of {view.rounds}{why}"
         case _:
             remaining = f", about {lasting(view.seconds_left)} are left" if view.seconds_left is not None else ""

@@ -1,5 +1,7 @@
 """The state of a run, at and near each threshold."""
 
+from dataclasses import replace
+
 import pytest
 
 from bootstrap.monitor.fold import Fold
@@ -53,6 +55,10 @@ def test_a_run_gathers_until_the_first_inner_step():
     told.stepped[PeerId("A")] = 1
     assert found([told], gathers) == RunStatus("training", "", NOW)
     assert found([], TRAINED).state == "training"  # a run does not gather again
+    assert found([told], gathers, alone=900.0).state == "training"  # that no replica was complete is no standstill
+    began = RunStatus("training", "", NOW - BROKEN_SECONDS + 0.1)
+    assert found([told], began, alone=900.0).state == "training"
+    assert found([told], replace(began, since=NOW - BROKEN_SECONDS), alone=900.0).state == "stalled"
 
 
 @pytest.mark.parametrize(("seconds", "state"), [(BROKEN_SECONDS - 0.1, "training"), (BROKEN_SECONDS, "stalled")])
