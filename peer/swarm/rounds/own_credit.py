@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from peer.swarm.rounds.parts import FollowedPart
+from protocol.events.activity import Progress
 from protocol.events.decisions import IDLE, Counted, NotCounted, WentOn
 from protocol.events.event import Listener
 from protocol.identity import ContributionName, Part, PeerId
@@ -22,7 +23,7 @@ UNPROVEN = "it came late, and too few others have signed that it was there in ti
 UNSEEN = "it came too late to be taken"
 STAYS_IN_ERROR_FEEDBACK = "what it did stays in the error feedback, and a later contribution has it"
 TOO_LATE = f"the others had closed the round before it was done; {STAYS_IN_ERROR_FEEDBACK}"
-TWICE = f"this peer had contributed to it in another group; {STAYS_IN_ERROR_FEEDBACK}"
+TWICE = f"that one stands, and {STAYS_IN_ERROR_FEEDBACK}"
 
 
 def credit_objection(part: Part, followed: FollowedPart, round: int, me: PeerRecord) -> str:
@@ -54,13 +55,15 @@ class OwnCredit:
     is_idle: bool = False
 
     def withheld(self, round: int, withheld: Collection[Part]) -> None:
-        """Emit that the work for these parts is not contributed."""
-        reasons: dict[str, list[str]] = {}
-        for part in sorted(withheld):
-            self.reported[round, part] = TWICE if round in self.parts[part].own else TOO_LATE
-            reasons.setdefault(self.reported[round, part], []).append(str(part))
-        for reason, names in reasons.items():
-            self.emit(NotCounted(round, names, reason))
+        """Emit that the work for these parts is not contributed. Where an earlier contribution is out, that one may
+        count all the same."""
+        again = sorted(str(part) for part in withheld if round in self.parts[part].own)
+        if again:
+            self.emit(Progress(f"round {round} again, after a contribution to {', '.join(again)}: {TWICE}"))
+        late = [part for part in sorted(withheld) if round not in self.parts[part].own]
+        self.reported |= {(round, part): TOO_LATE for part in late}
+        if late:
+            self.emit(NotCounted(round, [*map(str, late)], TOO_LATE))
 
     def look(self, round: int, me: PeerRecord) -> None:
         """Tell what is new: of this round, and of earlier ones that are still open."""
