@@ -13,6 +13,10 @@ CHANGE_SECONDS = 10.0
 """The length of a wait that is a change of what the peer does, in seconds, before a round shows what is usual."""
 
 
+SPARE_SECONDS = 2.0
+"""The time after which a spare's owner is told what that is, in seconds: its rounds say that it is one."""
+
+
 @dataclass(slots=True)
 class PlainLines:
     """The lines of one peer. `status` hears each event before."""
@@ -48,6 +52,8 @@ class PlainLines:
 
     def _helping(self) -> str:
         status = self.status
+        if isinstance(self._shown_wait, Spare):
+            return f"This peer has a seat now: helping with stage {status.stage}."
         return f"Helping with stage {status.stage}." if status.role == "volunteer" else "Helping with all stages."
 
     def _work(self, round: int) -> str:
@@ -78,6 +84,7 @@ class PlainLines:
             return []
         usual = self.status.last_round.seconds if self.status.last_round is not None else 0.0
         least = max(CHANGE_SECONDS, usual) if self.status.state != PeerState.STARTING else 0.0
+        least = min(least, SPARE_SECONDS) if isinstance(waiting, Spare) else least
         if waiting.brief or now - self.status.waits_since < least:
             return []
         self._is_helping, self._shown_wait = False, waiting

@@ -116,8 +116,10 @@ def test_a_spare_is_told_so_once_though_its_outlook_changes():
     spare = Spare("a seat in a group; this peer is a spare", "nobody has left", 1, 2)
     later = Spare("a seat in a group; this peer is a spare", "1 left", 1, 2)
     round_end = RoundDone(1, 1.0, 0, {}, {}, 0, 0)
-    lines = lines_of(*at(0, *JOINED), (10, spare), (25, pulse()), (26, later), (40, pulse()), (41, round_end))
+    lines = lines_of(*at(0, *JOINED), (10, spare), (12, pulse()), (26, later), (40, pulse()), (41, round_end))
     assert [line[:27] for line in lines[3:]] == ["Spare: nobody has left. Mea", "Round 1 of 500: followed as"]
+    seated = lines_of(*at(0, *JOINED), (10, spare), (12, pulse()), (20, StepDone(2, 0, 4.0, 1)))
+    assert seated[-1] == "This peer has a seat now: helping with stage 1."
 
 
 def test_a_wait_before_the_peer_is_in_the_run_is_a_line_at_once():
