@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 KEY_FILE = "identity.key"
 
+ROUNDS_SHOWN = 20
+"""The last rounds that a person sees, each on a line."""
+
 MOST_REFUSED = 20
 """The largest number of invalid receipts that are named one by one."""
 
@@ -93,8 +96,10 @@ def show_credit(options: CreditOptions, terminal: "Terminal") -> int:
 def _newest_folder(terminal: "Terminal") -> Path:
     """The folder of the peer of this machine whose receipts were written last; or, if none has any, whose states were.
     Where there are several, the choice is shown."""
+    from peer.cli.tables import console_for_people
     from peer.store.home import home, peer_folders
     from peer.store.receipt_file import RECEIPTS
+    from peer.telemetry.terminal import print_text
 
     folders = peer_folders(None)
     run_folders = [folder for folder in folders if (folder / RECEIPTS).is_dir()]
@@ -104,7 +109,7 @@ def _newest_folder(terminal: "Terminal") -> Path:
     newest = max(run_folders, key=_written)
     if len(run_folders) > 1 and not terminal.json:
         others = ", ".join(str(folder) for folder in run_folders if folder != newest)
-        print(f"The peer in {newest}, which was at work last. Others: {others}", flush=True)
+        print_text(console_for_people(), f"Of the peer in {newest} (it was at work last; others: {others})")
     return newest
 
 
@@ -322,11 +327,15 @@ def print_credit(checked: Checked) -> None:
             table.add_column(name, justify="right")
         table.add_column("seen by", overflow="fold")
         table.add_column("contribution", overflow="fold")
-        for round_credit in rounds:
+        for round_credit in rounds[-ROUNDS_SHOWN:]:
             signed = f"{round_credit.tokens:,}", str(round_credit.microbatches)
             cells = str(round_credit.round), *(signed if round_credit.neighbours else ("–", "–"))
             table.add_row(*cells, _names(round_credit.neighbours), Text(credit_phrase(round_credit, checked)))
         console.print(table)
+        if len(rounds) > ROUNDS_SHOWN:
+            print_text(
+                console, f"Before these: {so_many(len(rounds) - ROUNDS_SHOWN, 'round')}, which --json lists, too."
+            )
         for line in _summary(checked):
             print_text(console, line)
     verifier, refused = checked.verifier, checked.refused

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from peer.cli import credit
 from peer.cli.credit import CreditOptions, show_credit
 from peer.process import Terminal
 from peer.store.membership import MEMBERSHIP, KeptMembership
@@ -117,10 +118,12 @@ def test_a_program_gets_what_each_round_brought_and_by_whose_word(folder: Path, 
 
 
 def test_a_person_is_told_that_all_of_it_was_verified_and_against_what(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
+    monkeypatch.setattr(credit, "ROUNDS_SHOWN", 4)
     assert show_credit(CreditOptions(folder=folder), Terminal(lambda event: None)) == 0
     shown = " ".join(capsys.readouterr().out.split())
+    assert "Before these: 1 round, which --json lists, too." in shown
     assert f"Signed by others: {19 * TOKENS:,} tokens in 4 rounds" in shown
     assert "Counted in the run's state: 2 rounds." in shown
     assert "Of the run's last rounds: 1 round. What is signed shows them" in shown
@@ -183,7 +186,7 @@ def test_of_several_peers_the_one_that_was_at_work_last_is_shown(
     os.utime(next((run / "stage-1" / RECEIPTS).glob("*")), (2000.0, 2000.0))
     assert show_credit(CreditOptions(), Terminal(said.append)) == 0
     shown = capsys.readouterr().out
-    assert f"The peer in {run}/stage-1, which was at work last. Others: {run}/stage-0, {run}/stage-2" in shown
+    assert f"Of the peer in {run}/stage-1 (it was at work last; others: {run}/stage-0, {run}/stage-2)" in shown
     assert show_credit(CreditOptions(json=True), Terminal(said.append, json=True)) == 0
     assert json.loads(capsys.readouterr().out)["rounds_counted"] == 2
 
