@@ -40,6 +40,12 @@ settings.register_profile(
 settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """The name of a parameter in a test's name: never bytes, which may differ from worker to worker (a time in a gzip
+    header did, and then pytest-xdist runs nothing)."""
+    return argname if isinstance(val, bytes) else None
+
+
 LONG_FIRST = ("world", "devices", "lab")
 """The folders whose modules take longest. Begun last, they would leave the other lanes without work."""
 

@@ -2,6 +2,7 @@
 
 import gzip
 import os
+import random
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from protocol.errors import ResourceError
 
 TEXT = "A text of some words, and of a second line.\n" * 60
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
-PACKED = gzip.compress(os.urandom(3000).hex().encode(), mtime=0)
+PACKED = gzip.compress(random.Random(0).randbytes(3000).hex().encode(), mtime=0)
 DAMAGED = PACKED[:1500] + b"\xff" * 20 + PACKED[1520:]
 
 
@@ -36,7 +37,7 @@ def prepared(source: Path, tmp_path: Path, **wanted: object) -> list[str]:
         ("a.txt", LFS, "git lfs pull"),
         ("a.jsonl", LFS, "git lfs pull"),
         ("a.jsonl.zst", b"\x28\xb5\x2f\xfd\xff", "zstd -d"),
-        ("a.tar.gz", gzip.compress(b"a".ljust(257, b"x") + b"ustar  x"), "is a tar archive: unpack it"),
+        ("a.tar.gz", gzip.compress(b"a".ljust(257, b"x") + b"ustar  x", mtime=0), "is a tar archive: unpack it"),
         ("a", PACKED, r"let its name end with \.gz"),
         ("a.csv", b"text\none\n", "is a table: write it as JSON lines"),
         ("a.txt.gz", DAMAGED, "or damaged .*: fetch it again"),
