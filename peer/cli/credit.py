@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 KEY_FILE = "identity.key"
 
-ROUNDS_SHOWN = 20
+CREDIT_ROUNDS = 20
 """The last rounds that a person sees, each on a line."""
 
 MOST_REFUSED = 20
@@ -327,14 +327,14 @@ def print_credit(checked: Checked) -> None:
             table.add_column(name, justify="right")
         table.add_column("seen by", overflow="fold")
         table.add_column("contribution", overflow="fold")
-        for round_credit in rounds[-ROUNDS_SHOWN:]:
+        for round_credit in rounds[-CREDIT_ROUNDS:]:
             signed = f"{round_credit.tokens:,}", str(round_credit.microbatches)
             cells = str(round_credit.round), *(signed if round_credit.neighbours else ("–", "–"))
             table.add_row(*cells, _names(round_credit.neighbours), Text(credit_phrase(round_credit, checked)))
         console.print(table)
-        if len(rounds) > ROUNDS_SHOWN:
+        if len(rounds) > CREDIT_ROUNDS:
             print_text(
-                console, f"Before these: {so_many(len(rounds) - ROUNDS_SHOWN, 'round')}, which --json lists, too."
+                console, f"Before these: {so_many(len(rounds) - CREDIT_ROUNDS, 'round')}, which --json lists, too."
             )
         for line in _summary(checked):
             print_text(console, line)

@@ -120,7 +120,7 @@ def test_a_program_gets_what_each_round_brought_and_by_whose_word(folder: Path, 
 def test_a_person_is_told_that_all_of_it_was_verified_and_against_what(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(credit, "ROUNDS_SHOWN", 4)
+    monkeypatch.setattr(credit, "CREDIT_ROUNDS", 4)
     assert show_credit(CreditOptions(folder=folder), Terminal(lambda event: None)) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "Before these: 1 round, which --json lists, too." in shown
