@@ -66,11 +66,8 @@ class Monitor:
     def of(manifest: Manifest, run_id: RunId, folder: Path | None = None) -> "Monitor":
         """A monitor that goes on from what `folder` has. What cannot be read there is passed over: it is for people."""
         fold = Fold(manifest, run_id, unix_time())
-        if folder is not None:
-            with suppress(OSError, ValidationError):
-                kept = KeptMonitor.model_validate_json((folder / MONITOR_FILE).read_bytes())
-                if kept.run_id == run_id:
-                    fold.recall(kept)
+        if folder is not None and (kept := _read(folder, run_id)) is not None:
+            fold.recall(kept)
         return Monitor(fold, folder)
 
     def view(self) -> View:
@@ -185,6 +182,21 @@ class Monitor:
             self._end_is_known = True
             self._urgent.set()
         self._changed.ring()
+
+
+def _read(folder: Path, run_id: RunId) -> KeptMonitor | None:
+    """Return what a folder keeps of a run's view; None: nothing that can be read."""
+    with suppress(OSError, ValidationError):
+        kept = KeptMonitor.model_validate_json((folder / MONITOR_FILE).read_bytes())
+        return kept if kept.run_id == run_id else None
+    return None
+
+
+def kept_round(folder: Path, run_id: RunId) -> int:
+    """Return the last round that the run had finished when the node of this folder last wrote it down; 0: it has not.
+    `MONITOR_SAVE_SECONDS` later it may be another."""
+    kept = _read(folder, run_id)
+    return max((entry.round for entry in kept.history if entry.ended is not None), default=0) if kept is not None else 0
 
 
 class MonitorService(monitor_pb2_grpc.MonitorServicer):

@@ -1,26 +1,17 @@
 """`hetpeer admin`: what the run's operator alone can do, in the folder of its bootstrap node."""
 
-import re
 import sys
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from peer.cli.options import JsonOption, NodeFolderOption, RowsOption, duration, terminal
-from protocol.errors import UnreachableError, UserError
+from protocol.errors import UserError
 
 if TYPE_CHECKING:
     from peer.process import Terminal
-    from protocol.identity import PeerId, RunId
-    from protocol.outer.ledger import Revocation
-    from protocol.outer.window import Window
-    from protocol.run.run_files import Descriptor
-    from protocol.trust.keys import Identity
-    from protocol.trust.records import Peers
-    from protocol.trust.ticket import Ticket
 
 admin = typer.Typer(
     help="What the run's operator alone can do, on the machine of the bootstrap node.",
@@ -197,6 +188,7 @@ def revoke(
     json: JsonOption = False,
 ) -> None:
     """Shut a peer out, and take its contributions out of the model, from a round on, everywhere."""
+    from peer.cli.revoking import Operator, spread
     from peer.process import exit_code_of, run_query
     from peer.store.home import operators_folder, operators_ticket
     from protocol.trust.ticket import find_ticket
@@ -223,146 +215,3 @@ def _in_folder(directory: Path | None, terminal: "Terminal", work: Callable[[Pat
         return 0
 
     return exit_code_of(terminal.emit, command)
-
-
-# Revoking: with the key in the folder of the operator's node
-
-PEER_ID = r"Qm[1-9A-HJ-NP-Za-km-z]{44}"
-"""The base58 of a SHA-256 multihash."""
-
-ENTRIES_SEARCHED = 10_000
-"""The number of log entries that are searched for peers that have been here and are gone."""
-
-
-@dataclass(frozen=True, slots=True)
-class Operator:
-    """The operator's folder, key and run."""
-
-    folder: Path
-    identity: "Identity"
-    descriptor: "Descriptor"
-
-    @staticmethod
-    def of(folder: Path, run: "RunId") -> "Operator":
-        """The operator whose node has this folder.
-
-        Raises:
-            UserError: the key there is not the operator's.
-        """
-        from protocol.run.run_files import DESCRIPTOR, parse_descriptor
-        from protocol.trust.keys import load_or_create
-
-        descriptor = parse_descriptor((folder / DESCRIPTOR).read_bytes(), run)
-        operator = Operator(folder, load_or_create(folder), descriptor)
-        if operator.identity.peer_id != descriptor.operator:
-            raise UserError(f"{folder} does not hold the key of this run's operator: only that node can revoke")
-        return operator
-
-    def sign(self, revocation: "Revocation") -> bytes:
-        """The revocation, signed by the operator."""
-        from protocol.trust.membership_card import Authority
-        from protocol.trust.proofs import sign_revocation
-
-        return sign_revocation(self.identity, Authority(self.descriptor.run_id, self.descriptor.operator), revocation)
-
-    @property
-    def window(self) -> "Window":
-        """The rounds that stay open in this run."""
-        from protocol.outer.window import Window
-
-        outer = self.descriptor.manifest.outer
-        return Window(outer.grace, outer.liars)
-
-
-async def spread(given: str, start: int | None, operator: Operator, ticket: "Ticket", terminal: "Terminal") -> None:
-    """Shut a peer out, from a round on (None: from now), and tell everybody who can be found.
-
-    Raises:
-        HetpeerError: there is no such peer, or the node's folder cannot be written.
-    """
-    from statistics import median_low
-
-    from bootstrap.admission import audit_log, operator_lists
-    from bootstrap.admission.audit_log import AuditEntry
-    from bootstrap.admission.database import RevokedPeer
-    from peer.network.admission import read_peers
-    from protocol.clock import unix_time
-    from protocol.events.activity import Progress
-    from protocol.identity import PeerId
-    from protocol.outer.ledger import Revocation
-
-    try:
-        present = await read_peers(ticket, operator.descriptor)
-    except UnreachableError as error:
-        terminal.emit(Progress(str(error)))
-        present = ()
-    logged = (PeerId(entry.peer) for entry in audit_log.last(operator.folder, ENTRIES_SEARCHED) if entry.peer)
-    peer = one_peer(given, [record.peer_id for record in present], logged)
-    revocation, signed = None, b""
-    # Where nobody tells which round it is, there is none: one that says it was issued too early would reach into rounds
-    # that are closed, and split the run (`protocol.outer.ledger`).
-    if finished := [record.round for record in present if record.peer_id != peer]:
-        issued = median_low(finished) + 1
-        revocation = Revocation(peer, start or issued, issued)
-        signed = operator.sign(revocation)
-    now, first = unix_time(), revocation.start if revocation else start or 0
-    # On the node's list first: that holds, whoever can be told.
-    operator_lists.add_revoked(operator.folder, RevokedPeer(peer=peer, start=first, at=now, signed=signed))
-    since = f"from round {first} on" if first else ""
-    audit_log.append_entry(operator.folder, AuditEntry(what="revoked", at=now, peer=peer, reason=since))
-    reached = await _tell(operator, present, signed) if signed else 0
-    terminal.emit(Progress(_outcome(peer, revocation, operator.window, reached, len(present))))
-
-
-async def _tell(operator: Operator, here: "Peers", signed: bytes) -> int:
-    """Bring the revocation to every peer; the number of those that heard it."""
-    import asyncio
-
-    from bootstrap.node import as_operator
-    from peer.network.contacts import Contacts
-    from peer.network.gossip import send_revocation
-
-    contacts = Contacts(operator.descriptor.manifest, as_operator(operator.identity, 0.0).credentials)
-    try:
-        return sum(await asyncio.gather(*(send_revocation(peer, signed, contacts) for peer in here)))
-    finally:
-        await contacts.close()
-
-
-def one_peer(given: str, here: Iterable["PeerId"], logged: Iterable["PeerId"] = ()) -> "PeerId":
-    """The peer that is meant by `given`: a whole id, or the end of one that is in the run, or else in the log.
-
-    Raises:
-        UserError: no peer, or more than one, ends so.
-    """
-    from protocol.identity import PeerId
-
-    if re.fullmatch(PEER_ID, given):
-        return PeerId(given)
-    matches: set[PeerId] = set()
-    for pool in (sorted(set(here)), sorted(set(logged))):
-        matches = {
-            candidate for candidate in pool if given and candidate.endswith(given) and re.fullmatch(PEER_ID, candidate)
-        }
-        if matches:
-            break
-    if len(matches) != 1:
-        which = "no peer" if not matches else f"{len(matches)} peers"
-        choices = ", ".join(sorted(matches or set(here))) or "none that could be found; give the whole id"
-        raise UserError(f"{which} of the run ends with {given!r}; there are {choices}")
-    return matches.pop()
-
-
-def _outcome(peer: "PeerId", revocation: "Revocation | None", window: "Window", reached: int, known: int) -> str:
-    """A sentence for the operator: the effect of the revocation, and what is left to do."""
-    if revocation is None:
-        return (
-            f"peer {peer[-8:]} gets no new certificate. No other peer was found, so what it has contributed stays: "
-            "give this command again when the run is up"
-        )
-    first = revocation.effective(window)
-    closed = f"; rounds before {first} are closed and stay as they are" if first > revocation.start else ""
-    outcome = f"{reached} of {known} peers know; they tell the others"
-    if not reached:
-        outcome = f"None of {known} peers could be told: give this command again when one can be reached"
-    return f"peer {peer[-8:]} is taken out from round {first} on{closed}. It gets no new certificate. {outcome}"

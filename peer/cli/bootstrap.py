@@ -171,10 +171,10 @@ def serve_run(options: BootstrapOptions, terminal: "Terminal") -> int:
     from bootstrap.monitor.watch import Monitor
     from bootstrap.node import as_operator, serve_node
     from bootstrap.oddities import oddities, text_oddities, train_tokens
-    from peer.cli.admin import Operator
     from peer.cli.node_address import NODE_PORTS, listen_address, reach_warning
     from peer.cli.observer import hold_beside, keep_model, observe_beside, why_not_held
     from peer.cli.plan import dry_run
+    from peer.cli.revoking import Operator
     from peer.process import exit_code_of, run_command
     from peer.store.home import home, locked, remember
     from peer.store.membership import mirrors_of

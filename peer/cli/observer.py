@@ -14,7 +14,7 @@ import psutil
 from bootstrap.admission import operator_lists
 from bootstrap.admission.admission_policy import OBSERVER_FOLDER
 from bootstrap.monitor.watch import Monitor
-from peer.cli.admin import Operator, spread
+from peer.cli.revoking import Operator, spread
 from peer.planning.memory import Duty, memory_of
 from peer.process import LINE_BYTES, Terminal, read_events
 from peer.store.disk import require_space, space_in

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from peer.cli.admin import Operator
 from peer.cli.options import JsonOption, NodeFolderOption, terminal
+from peer.cli.revoking import Operator
 from protocol.errors import UnreachableError, UserError
 
 if TYPE_CHECKING:

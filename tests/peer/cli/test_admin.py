@@ -20,13 +20,15 @@ from bootstrap.admission import audit_log, operator_lists
 from bootstrap.admission.audit_log import AuditEntry, append_entry
 from bootstrap.admission.operator_lists import INVITATION_TOKEN_BYTES, read_invitations, redeem, set_closed
 from bootstrap.genesis import create_run
+from bootstrap.monitor.watch import Monitor
 from peer.cli.__main__ import app
-from peer.cli.admin import one_peer
 from peer.cli.options import duration
+from peer.cli.revoking import Operator, finished_round, one_peer, round_by_records
 from peer.cli.tables import records_table
 from protocol.errors import RefusedError, UserError
 from protocol.files import write_atomically
 from protocol.identity import PeerId, RunId
+from protocol.monitor import NodeWord, RoundView
 from protocol.net import dht as dhts
 from protocol.outer.ledger import Revocation
 from protocol.run.run_files import DESCRIPTOR, Descriptor
@@ -307,6 +309,40 @@ def test_a_peer_is_shut_out_while_the_run_is_down(tmp_path: Path, run: Descripto
     assert "gets no new certificate. No other peer was found, so what it has contributed stays" in done.stdout
     (entry,) = operator_lists.read_revoked(folder)
     assert (entry.peer, entry.start, entry.signed) == (BOB, 4, b"")
+
+
+def test_the_round_that_is_going_on_is_that_of_the_peers_that_are_here():
+    """A peer that was killed at round 62 has a record for a minute; the others are at round 122."""
+    now, quick = 1e9, 122
+    killed = record(GONE, 62, sequence=int((now - 43) * 1000))
+    left_early = record(GONE, 62, sequence=int(now * 1000), gone=True)
+    alive = record(BOB, quick, sequence=int((now - 14) * 1000))
+    assert round_by_records([killed, alive], now) == round_by_records([left_early, alive], now) == quick
+    just_killed = record(GONE, 62, sequence=int((now - 5) * 1000))
+    assert round_by_records([just_killed, alive], now) == quick, "of two the later: closed rounds stay"
+    assert round_by_records([killed], now) == 62, "where nobody else is known"
+
+
+def test_the_node_knows_the_round_better_than_records(tmp_path: Path, run: Descriptor, monkeypatch: pytest.MonkeyPatch):
+    async def ask_node(ticket: Ticket) -> NodeWord:
+        return NodeWord(run=9)
+
+    monkeypatch.setattr("peer.network.admission.ask_node", ask_node)
+    operator = Operator.of(tmp_path / "operator", run.run_id)
+    assert asyncio.run(finished_round([record(BOB, 6)], operator, TICKET)) == 9
+    assert asyncio.run(finished_round([record(BOB, 12)], operator, TICKET)) == 12, "the node has just come back"
+
+
+def test_a_revocation_leaves_the_rounds_alone_that_the_node_has_seen_end(tmp_path: Path, run: Descriptor):
+    """The node does not answer, but it has written down what it had seen; the record of a killed peer is older."""
+    folder = tmp_path / "operator"
+    monitor = Monitor.of(run.manifest, run.run_id, folder)
+    ended = [RoundView(round=round, began=1.0, ended=2.0) for round in (7, 8)]
+    monitor.write(True, monitor.fold.to_keep(1.0).model_copy(update={"history": ended}))
+    with_peers(tmp_path, run, [record(ANN, 8), record(GONE, 3)], ("revoke", ANN[-8:]))
+    (entry,) = operator_lists.read_revoked(folder)
+    signed = read_revocation(entry.signed, Authority(run.run_id, run.operator))
+    assert signed == Revocation(ANN, 9, 9)
 
 
 def test_only_the_operators_key_revokes(tmp_path: Path, run: Descriptor):

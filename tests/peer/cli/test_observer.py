@@ -12,9 +12,9 @@ import pytest
 from bootstrap.admission.admission_policy import OBSERVER_FOLDER
 from bootstrap.monitor.watch import Monitor
 from peer.cli import observer
-from peer.cli.admin import Operator
 from peer.cli.bootstrap import BootstrapOptions, serve_run
 from peer.cli.observer import keep_model, keep_observer, name_attester, why_not_held
+from peer.cli.revoking import Operator
 from peer.process import Terminal, first_error
 from peer.store import disk
 from peer.testnet.child import arguments

@@ -1,0 +1,188 @@
+"""Revoking a peer: with the key in the folder of the operator's node, from the round that is going on."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from protocol.errors import PeerError, UnreachableError, UserError
+
+if TYPE_CHECKING:
+    from peer.process import Terminal
+    from protocol.identity import PeerId, RunId
+    from protocol.outer.ledger import Revocation
+    from protocol.outer.window import Window
+    from protocol.run.run_files import Descriptor
+    from protocol.trust.keys import Identity
+    from protocol.trust.records import PeerRecord, Peers
+    from protocol.trust.ticket import Ticket
+
+PEER_ID = r"Qm[1-9A-HJ-NP-Za-km-z]{44}"
+"""The base58 of a SHA-256 multihash."""
+
+ENTRIES_SEARCHED = 10_000
+"""The number of log entries that are searched for peers that have been here and are gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """The operator's folder, key and run."""
+
+    folder: Path
+    identity: "Identity"
+    descriptor: "Descriptor"
+
+    @staticmethod
+    def of(folder: Path, run: "RunId") -> "Operator":
+        """The operator whose node has this folder.
+
+        Raises:
+            UserError: the key there is not the operator's.
+        """
+        from protocol.run.run_files import DESCRIPTOR, parse_descriptor
+        from protocol.trust.keys import load_or_create
+
+        descriptor = parse_descriptor((folder / DESCRIPTOR).read_bytes(), run)
+        operator = Operator(folder, load_or_create(folder), descriptor)
+        if operator.identity.peer_id != descriptor.operator:
+            raise UserError(f"{folder} does not hold the key of this run's operator: only that node can revoke")
+        return operator
+
+    def sign(self, revocation: "Revocation") -> bytes:
+        """The revocation, signed by the operator."""
+        from protocol.trust.membership_card import Authority
+        from protocol.trust.proofs import sign_revocation
+
+        return sign_revocation(self.identity, Authority(self.descriptor.run_id, self.descriptor.operator), revocation)
+
+    @property
+    def window(self) -> "Window":
+        """The rounds that stay open in this run."""
+        from protocol.outer.window import Window
+
+        outer = self.descriptor.manifest.outer
+        return Window(outer.grace, outer.liars)
+
+
+async def spread(given: str, start: int | None, operator: Operator, ticket: "Ticket", terminal: "Terminal") -> None:
+    """Shut a peer out, from a round on (None: from now), and tell everybody who can be found.
+
+    Raises:
+        HetpeerError: there is no such peer, or the node's folder cannot be written.
+    """
+    from bootstrap.admission import audit_log, operator_lists
+    from bootstrap.admission.audit_log import AuditEntry
+    from bootstrap.admission.database import RevokedPeer
+    from peer.network.admission import read_peers
+    from protocol.clock import unix_time
+    from protocol.events.activity import Progress
+    from protocol.identity import PeerId
+    from protocol.outer.ledger import Revocation
+
+    try:
+        present = await read_peers(ticket, operator.descriptor)
+    except UnreachableError as error:
+        terminal.emit(Progress(str(error)))
+        present = ()
+    logged = (PeerId(entry.peer) for entry in audit_log.last(operator.folder, ENTRIES_SEARCHED) if entry.peer)
+    peer = one_peer(given, [record.peer_id for record in present], logged)
+    revocation, signed = None, b""
+    # Where nobody tells which round it is, there is none: one that says it was issued too early would reach into rounds
+    # that are closed, and split the run (`protocol.outer.ledger`).
+    if others := [record for record in present if record.peer_id != peer]:
+        issued = await finished_round(others, operator, ticket) + 1
+        revocation = Revocation(peer, start or issued, issued)
+        signed = operator.sign(revocation)
+    now, first = unix_time(), revocation.start if revocation else start or 0
+    # On the node's list first: that holds, whoever can be told.
+    operator_lists.add_revoked(operator.folder, RevokedPeer(peer=peer, start=first, at=now, signed=signed))
+    since = f"from round {first} on" if first else ""
+    audit_log.append_entry(operator.folder, AuditEntry(what="revoked", at=now, peer=peer, reason=since))
+    reached = await _tell(operator, present, signed) if signed else 0
+    terminal.emit(Progress(_outcome(peer, revocation, operator.window, reached, len(present))))
+
+
+async def finished_round(others: "Iterable[PeerRecord]", operator: Operator, ticket: "Ticket") -> int:
+    """Return the last round that the run has finished: as the operator's node knows it, and the records of the others.
+
+    A record outlives its peer by a minute, in which a quick run ends dozens of rounds, and is renewed every 15 seconds:
+    the node, which peers report to, knows better. A node that does not answer has written it down.
+    """
+    from bootstrap.monitor.watch import kept_round
+    from peer.network.admission import ask_node
+    from protocol.clock import unix_time
+
+    try:
+        by_node = (await ask_node(ticket)).run
+    except (UnreachableError, PeerError):
+        by_node = kept_round(operator.folder, operator.descriptor.run_id)
+    return max(by_node, round_by_records(others, unix_time()))
+
+
+def round_by_records(others: "Iterable[PeerRecord]", now: float) -> int:
+    """Return the last round that these peers have finished, by their records: that of the peer in the middle, of those
+    who have not said goodbye and whose record was renewed in time; or else of all. Of two, it is the later: a
+    revocation that was issued in an earlier round would reach into closed ones."""
+    from statistics import median_high
+
+    from protocol.patience import HEARTBEAT_SECONDS
+
+    records = [*others]
+    present = [record for record in records if not record.gone]
+    fresh = [record for record in present if now - record.sequence / 1000 <= 2 * HEARTBEAT_SECONDS]
+    return median_high(record.round for record in fresh or present or records)
+
+
+async def _tell(operator: Operator, here: "Peers", signed: bytes) -> int:
+    """Bring the revocation to every peer; the number of those that heard it."""
+    import asyncio
+
+    from bootstrap.node import as_operator
+    from peer.network.contacts import Contacts
+    from peer.network.gossip import send_revocation
+
+    contacts = Contacts(operator.descriptor.manifest, as_operator(operator.identity, 0.0).credentials)
+    try:
+        return sum(await asyncio.gather(*(send_revocation(peer, signed, contacts) for peer in here)))
+    finally:
+        await contacts.close()
+
+
+def one_peer(given: str, here: Iterable["PeerId"], logged: Iterable["PeerId"] = ()) -> "PeerId":
+    """The peer that is meant by `given`: a whole id, or the end of one that is in the run, or else in the log.
+
+    Raises:
+        UserError: no peer, or more than one, ends so.
+    """
+    from protocol.identity import PeerId
+
+    if re.fullmatch(PEER_ID, given):
+        return PeerId(given)
+    matches: set[PeerId] = set()
+    for pool in (sorted(set(here)), sorted(set(logged))):
+        matches = {
+            candidate for candidate in pool if given and candidate.endswith(given) and re.fullmatch(PEER_ID, candidate)
+        }
+        if matches:
+            break
+    if len(matches) != 1:
+        which = "no peer" if not matches else f"{len(matches)} peers"
+        choices = ", ".join(sorted(matches or set(here))) or "none that could be found; give the whole id"
+        raise UserError(f"{which} of the run ends with {given!r}; there are {choices}")
+    return matches.pop()
+
+
+def _outcome(peer: "PeerId", revocation: "Revocation | None", window: "Window", reached: int, known: int) -> str:
+    """A sentence for the operator: the effect of the revocation, and what is left to do."""
+    if revocation is None:
+        return (
+            f"peer {peer[-8:]} gets no new certificate. No other peer was found, so what it has contributed stays: "
+            "give this command again when the run is up"
+        )
+    first = revocation.effective(window)
+    closed = f"; rounds before {first} are closed and stay as they are" if first > revocation.start else ""
+    outcome = f"{reached} of {known} peers know; they tell the others"
+    if not reached:
+        outcome = f"None of {known} peers could be told: give this command again when one can be reached"
+    return f"peer {peer[-8:]} is taken out from round {first} on{closed}. It gets no new certificate. {outcome}"
