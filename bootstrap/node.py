@@ -21,6 +21,7 @@ from bootstrap.monitor.watch import Monitor, MonitorService
 from protocol.addresses import join_address, moved
 from protocol.clock import unix_time
 from protocol.files import write_atomically
+from protocol.identity import PeerId
 from protocol.limits import PEERS_SHARE, REGISTRATION_SHARE
 from protocol.monitor import NodeWord
 from protocol.net import dht as dhts
@@ -150,7 +151,9 @@ async def serve_node(
         await Relay(dht.streams, register.authority, admission_policy.objection).open()
         tell(ticket)
         acquainted = list(await asyncio.to_thread(recall_addresses, directory))
-        following = _follow(dht, register, measuring.pace, monitor, holders, directory, acquainted)
+        following = _follow(
+            dht, register, measuring.pace, monitor, holders, admission_policy.is_revoked, directory, acquainted
+        )
         attached = dht.keep_attached(lambda: [*addresses, *acquainted])
         await dht.while_alive(_until(stop, following, monitor.keep(), attached))
 
@@ -161,16 +164,18 @@ async def _follow(
     pace: SwarmPace,
     monitor: Monitor,
     holders: Holders,
+    is_revoked: Callable[[PeerId], bool],
     directory: Path,
     acquainted: list[str],
 ) -> None:
-    """Read the DHT's records for as long as the node runs, and give them to `pace`, `monitor` and `holders`. The peers'
-    libp2p addresses go into `acquainted`, by which the DHT stays attached, and for the next start into `directory`."""
+    """Read the DHT's records for as long as the node runs, and give them to `pace`, `monitor`, which also learns
+    who `is_revoked`, and `holders`. The peers' libp2p addresses go into `acquainted`, by which the DHT stays attached,
+    and for the next start into `directory`."""
     while True:
         entries_found = await dht.read_all()
         records = register.read(entries_found)
         pace.see(records, register.manifest.outer.liars, unix_time())
-        monitor.see_records(records)
+        monitor.see_records(records, is_revoked)
         await asyncio.to_thread(holders.see, records, entries_found, monitor.fold.finished)
         libp2p_addresses = sorted(record.libp2p for record in records if record.libp2p)[:ADDRESSES_KEPT]
         if libp2p_addresses and libp2p_addresses != acquainted:

@@ -87,6 +87,16 @@ class AdmissionPolicy:
             return "this node cannot keep its records now"
         return ""
 
+    def is_revoked(self, peer: PeerId) -> bool:
+        """Whether the operator has revoked a peer, as far as the list can be read."""
+        try:
+            self.revoked.check(peer)
+        except RefusedError:
+            return True
+        except ResourceError:
+            return False
+        return False
+
     def note_admitted(self, card: Card, caller: str, invitation: str, again: bool) -> None:
         """Write down who has come in, or has renewed its certificate."""
         entry = AuditEntry(

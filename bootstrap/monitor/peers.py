@@ -24,6 +24,9 @@ of it."""
 
 AWAY_STATES: frozenset[PeerState] = frozenset({PeerState.GONE, PeerState.LOST, PeerState.PAUSED})
 
+REVOKED_WHY = "the operator has revoked it"
+"""The reason why a revoked peer is gone. Clients of earlier versions know no state of its own for it."""
+
 IDLE_SECONDS = 120.0
 """The seconds of waiting after which a peer that does nothing else is not at work: the peer it waits for may never
 come."""
@@ -62,6 +65,8 @@ class Peer:
     """The last round that it has finished by its reports; its record may be older or newer."""
     contributed: int = 0
     """The last round to which it has contributed by its reports."""
+    revoked: bool = False
+    """Whether the operator has revoked it: nothing that it says or does counts any more."""
     state: PeerState = PeerState.WAITING
     why: str = ""
     idle_since: float | None = None
@@ -147,6 +152,8 @@ class Peer:
         """Its state now, and the reason. `finished` is the last round that the swarm has finished; `delay`, the number
         of rounds by which contributions count later (`outer.delay`), excuses a peer that is behind."""
         record, going = self.record, self.going
+        if self.revoked:
+            return PeerState.GONE, REVOKED_WHY
         if going is PeerState.PAUSED:
             return going, self.going_why
         goodbye = record is not None and record.gone and not self.streams  # who is back tells before its record is read

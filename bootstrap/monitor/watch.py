@@ -112,8 +112,12 @@ class Monitor:
         await wait_at_most(seconds, self._outdated.wait())
         self._outdated.clear()
 
-    def see_records(self, records: Iterable[PeerRecord]) -> None:
-        """Take the checked records in the DHT."""
+    def see_records(
+        self, records: Iterable[PeerRecord], is_revoked: Callable[[PeerId], bool] = lambda peer: False
+    ) -> None:
+        """Take the checked records in the DHT. `is_revoked` tells whether the operator has revoked a peer."""
+        for peer in self.fold.peers.values():
+            peer.revoked = peer.revoked or is_revoked(peer.id)
         self.fold.see_records(records, self.clock())
         self._ring()
 

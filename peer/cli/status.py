@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from peer.process import Terminal
-    from protocol.monitor import View
+    from protocol.monitor import PeerView, View
     from protocol.trust.ticket import Ticket
 
 WATCH_SECONDS = 2.0
@@ -126,10 +126,10 @@ def run_tables(view: "View", trouble: str, width: int) -> "RenderableType":
     parts: list[RenderableType] = [Text(title, style="bold"), Text(""), peers_table(view, width)]
     whys = []
     if view.state_why:
-        since = time.strftime("%H:%M:%S", time.localtime(max(0.0, min(view.state_since, view.now))))
-        whys.append(f"The run is {view.state} since {since}: {view.state_why}")
+        since = max(0.0, min(view.state_since, view.now))
+        whys.append(f"The run is {view.state} since {_clock_time(since)}: {view.state_why}")
     whys += [
-        f"{view_row.id[-8:]} is {view_row.state}: {view_row.why}"
+        f"{view_row.id[-8:]} is {view_row.state}: {view_row.why}{_unheard(view_row)}"
         for view_row in view.peers
         if view_row.state in UNUSUAL and not (view_row.state == "gone" and view.state == "finished")
     ]
@@ -154,6 +154,13 @@ def run_tables(view: "View", trouble: str, width: int) -> "RenderableType":
     if trouble:
         parts += [Text(""), Text(printable(trouble), style="yellow")]
     return Group(*parts)
+
+
+def _unheard(peer: "PeerView") -> str:
+    """A phrase on how long a peer has paused, which reports nothing meanwhile; empty: it does not pause."""
+    if peer.state != "paused":
+        return ""
+    return f" (since {_clock_time(peer.heard)}; whether its process still runs is not known)"
 
 
 def peers_table(view: "View", width: int) -> "Table":
@@ -230,11 +237,15 @@ def _shown(names: Sequence[str], *without: Collection[str]) -> list[int]:
     return [column for column, name in enumerate(names) if not any(name in left_out for left_out in without)]
 
 
+def _clock_time(at: float) -> str:
+    """A time of the day, in Unix seconds, as this machine's clock shows it."""
+    try:
+        return time.strftime("%H:%M:%S", time.localtime(at))
+    except (OverflowError, ValueError, OSError):  # no time that there is
+        return "--:--:--"
+
+
 def _line(at: float, words: str, peer: str) -> str:
     from protocol.wording import printable
 
-    try:
-        when = time.strftime("%H:%M:%S", time.localtime(at))
-    except (OverflowError, ValueError, OSError):  # no time that there is
-        when = "--:--:--"
-    return f"{when} {peer[-8:]:8} {printable(words)}"
+    return f"{_clock_time(at)} {peer[-8:]:8} {printable(words)}"

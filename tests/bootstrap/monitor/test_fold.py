@@ -81,6 +81,19 @@ class Scene:
         return shown.state, shown.why
 
 
+def test_who_is_revoked_is_said_to_be_and_moves_no_round():
+    scene = Scene(LEADER, MEMBER, CENTER)
+    scene.fold.begin(CENTER, scene.now)
+    scene.ends(CENTER, 1)
+    scene.fold.peers[CENTER].revoked = True
+    scene.fold.end(CENTER, scene.now)
+    scene.later(CUT_STREAM_SECONDS + 1)
+    assert scene.state(CENTER) == ("gone", "the operator has revoked it")
+    words = f"Peer {CENTER[-8:]} is gone: the operator has revoked it"
+    assert words in [line.words for line in scene.fold.view(scene.now).log]
+    assert scene.fold.finished == 0
+
+
 def with_a_member_behind() -> Scene:
     """Two have finished round 7, and a member round 3."""
     scene = Scene(LEADER, MEMBER, CENTER)

@@ -63,6 +63,15 @@ def test_who_waits_for_change_is_woken_and_so_is_who_waits_for_strangers():
     asyncio.run(asyncio.wait_for(run(), 30))
 
 
+def test_who_has_been_revoked_stays_so_though_its_record_is_gone():
+    made = monitor()
+    known = PeerRecord(peer_id=ANN, address="h:1", role="datacenter", stage=0, slot=0)
+    made.see_records([known])
+    made.see_records([known], lambda peer: peer == ANN)
+    made.see_records([])
+    assert made.view().peers[0].why == "the operator has revoked it"
+
+
 def test_a_node_that_comes_back_knows_what_it_knew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(watch, "MONITOR_SAVE_SECONDS", 3600.0)
 

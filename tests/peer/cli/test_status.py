@@ -113,6 +113,13 @@ def test_that_peers_are_gone_is_explained_as_long_as_the_run_goes_on():
     assert "is gone: it left" not in shown(peers=[gone], state="finished")
 
 
+def test_who_pauses_is_not_said_to_run():
+    paused = PeerView(id=LEADER, role="volunteer", state=PeerState.PAUSED, why="by command", heard=90.0)
+    seen = " ".join(shown(peers=[paused]).split())
+    assert "is paused: by command (since " in seen
+    assert "whether its process still runs is not known)" in seen
+
+
 def test_a_slow_member_is_named():
     slow = GroupView(replica=LEADER, slot=0, members=[LEADER], slow="stage 1 (peer QmB) takes 14 s a step")
     assert "The group of aLeader1 is slow: stage 1 (peer QmB) takes 14 s a step" in shown(groups=[slow])
