@@ -31,7 +31,7 @@ def runs(json: RowsOption = False) -> None:
 @dataclass(frozen=True, slots=True)
 class RunHere:
     """A folder of a run on this machine. `role`: of a volunteer, with its stage; `round` is the one that its log was in
-    last, 0: none."""
+    last, or that a node has seen going on; 0: none."""
 
     run: str
     run_id: str
@@ -57,6 +57,7 @@ def list_runs(terminal: "Terminal") -> int:
 
 def runs_here() -> Iterator[RunHere]:
     """The folders of peers and of operators' nodes under `~/.hetpeer` that hold a run; damaged ones are passed over."""
+    from bootstrap.monitor.watch import kept_round
     from peer.store.home import home, in_use, peer_folders
     from protocol.errors import HetpeerError
     from protocol.run.run_files import DESCRIPTOR, read_kept
@@ -70,6 +71,8 @@ def runs_here() -> Iterator[RunHere]:
         manifest, is_node = descriptor.manifest, folder in nodes
         role = "operator's node" if is_node else _role(folder, descriptor)
         round, last_event = _progress(folder / "observer" if is_node else folder)
+        if is_node and (ended := kept_round(folder, descriptor.run_id)):
+            round = max(round, min(ended + 1, manifest.outer.rounds))
         state = {"Finished": "finished"}.get(last_event, "stopped")
         if in_use(folder):
             state = {"Paused": "paused"}.get(last_event, "running")

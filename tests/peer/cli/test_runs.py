@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from bootstrap.monitor.watch import Monitor
 from peer.cli.options import terminal
 from peer.cli.runs import ELSEWHERE, list_runs
 from peer.store.home import locked
@@ -12,6 +13,7 @@ from peer.store.membership import MEMBERSHIP, KeptMembership
 from peer.telemetry.journal import EVENTS_FILE, JournalEntry
 from protocol.events.activity import Finished, Joined, Paused, PauseEnded, RoundDone
 from protocol.events.event import Event
+from protocol.monitor import RoundView
 from protocol.run.run_files import DESCRIPTOR, RunFile, descriptor_of, file_names
 from protocol.trust.keys import load_or_create
 from protocol.trust.membership_card import Card, Role, issue
@@ -68,6 +70,19 @@ def test_an_operators_node_is_listed_with_the_round_of_its_observer(home: Path, 
     peer(node / "observer", "observer", JOINED, DONE)
     (node / DESCRIPTOR).write_bytes(DESCRIPTION.canonical())
     assert [(row["role"], row["round"], row["state"]) for row in listed(capsys)] == [("operator's node", 12, "stopped")]
+
+
+def test_a_node_without_an_observer_is_listed_with_the_round_that_it_has_seen(
+    home: Path, capsys: pytest.CaptureFixture[str]
+):
+    node = home.parent / "bootstrap-ours"
+    node.mkdir()
+    (node / DESCRIPTOR).write_bytes(DESCRIPTION.canonical())
+    assert [row["round"] for row in listed(capsys)] == [0]
+    monitor = Monitor.of(MANIFEST, DESCRIPTION.run_id, node)
+    ended = RoundView(round=29, began=1.0, ended=2.0), RoundView(round=30, began=2.0)
+    monitor.write(True, monitor.fold.to_keep(2.0).model_copy(update={"history": [*ended]}))
+    assert [row["round"] for row in listed(capsys)] == [30]
 
 
 def test_a_damaged_folder_is_passed_over_and_a_card_of_nobody_is_no_role(
