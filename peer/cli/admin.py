@@ -130,7 +130,9 @@ def withdraw(
 
 @admin.command(epilog="Examples:\n\n  hetpeer admin peers\n\n  hetpeer admin peers --dir ~/run --json")
 def peers(directory: NodeFolderOption = None, json: RowsOption = False) -> None:
-    """List the peers that are in the run now, as they say of themselves."""
+    """List the peers that are in the run, as they say of themselves, and the state of each as your node sees it."""
+    from bootstrap.admission.operator_lists import read_revoked
+    from peer.cli.revoking import states_of
     from peer.cli.tables import peer_rows, print_table, records_table
     from peer.network.admission import read_peers
     from peer.process import exit_code_of, run_query
@@ -144,7 +146,9 @@ def peers(directory: NodeFolderOption = None, json: RowsOption = False) -> None:
         ticket = operators_ticket(folder)
         descriptor = parse_descriptor((folder / DESCRIPTOR).read_bytes(), ticket.run_id)
         present = [peer for peer in run_query(lambda: read_peers(ticket, descriptor), shown) if not peer.gone]
-        print_table(shown, peer_rows(present), records_table(present))
+        revoked = {entry.peer for entry in read_revoked(folder)}
+        states = run_query(lambda: states_of(present, revoked, ticket), shown)
+        print_table(shown, peer_rows(present, states), records_table(present, states))
         return 0
 
     sys.exit(exit_code_of(shown.emit, work))

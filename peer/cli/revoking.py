@@ -1,12 +1,13 @@
 """Revoking a peer: with the key in the folder of the operator's node, from the round that is going on."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from protocol.errors import PeerError, UnreachableError, UserError
+from protocol.errors import PeerError, RefusedError, UnreachableError, UserError
 
 if TYPE_CHECKING:
     from peer.process import Terminal
@@ -76,7 +77,7 @@ async def spread(given: str, start: int | None, operator: Operator, ticket: "Tic
     from bootstrap.admission.database import RevokedPeer
     from peer.network.admission import read_peers
     from protocol.clock import unix_time
-    from protocol.events.activity import Progress
+    from protocol.events.activity import Progress, Warned
     from protocol.identity import PeerId
     from protocol.outer.ledger import Revocation
 
@@ -94,6 +95,8 @@ async def spread(given: str, start: int | None, operator: Operator, ticket: "Tic
         issued = await finished_round(others, operator, ticket) + 1
         revocation = Revocation(peer, start or issued, issued)
         signed = operator.sign(revocation)
+    if warning := stall_warning(peer, present, operator.descriptor.manifest.replicas.stages, unix_time()):
+        terminal.emit(Warned(f"WARNING: {warning}"))
     now, first = unix_time(), revocation.start if revocation else start or 0
     # On the node's list first: that holds, whoever can be told.
     operator_lists.add_revoked(operator.folder, RevokedPeer(peer=peer, start=first, at=now, signed=signed))
@@ -126,12 +129,58 @@ def round_by_records(others: "Iterable[PeerRecord]", now: float) -> int:
     revocation that was issued in an earlier round would reach into closed ones."""
     from statistics import median_high
 
-    from protocol.patience import HEARTBEAT_SECONDS
-
     records = [*others]
     present = [record for record in records if not record.gone]
-    fresh = [record for record in present if now - record.sequence / 1000 <= 2 * HEARTBEAT_SECONDS]
+    fresh = [record for record in present if _is_fresh(record, now)]
     return median_high(record.round for record in fresh or present or records)
+
+
+def stall_warning(peer: "PeerId", present: "Peers", stages: int, now: float) -> str:
+    """A sentence on the newest states that go with a peer, as nobody else who is here holds them; empty: none do. All
+    by the records of those who are `present`."""
+    from protocol.identity import stage_part
+    from protocol.trust.records import FAR_BEHIND, holds_newest
+    from protocol.wording import parts_named, state_after
+
+    last = max((record.round for record in present), default=0)
+    holders = [record for record in present if holds_newest(record) and record.round >= last - FAR_BEHIND]
+    others = [record for record in holders if record.peer_id != peer and not record.gone and _is_fresh(record, now)]
+    serving = {record.stage for record in holders if record.peer_id == peer and record.role == "volunteer"}
+    if any(record.peer_id == peer and record.role != "volunteer" for record in holders):
+        serving = {*range(stages)}
+    covered = {record.stage for record in others}
+    alone = [] if any(record.role != "volunteer" for record in others) else sorted(serving - covered)
+    if not alone:
+        return ""
+    state = state_after(last, parts_named(map(stage_part, alone)))
+    return (
+        f"nobody else who is here holds {state}. The run stands still until another peer brings it back; if none can, "
+        "`hetpeer admin rewind` lists the older states, and goes on from one"
+    )
+
+
+async def states_of(peers: "Collection[PeerRecord]", revoked: "Collection[PeerId]", ticket: "Ticket") -> dict[str, str]:
+    """The state of each peer, by peer id, as the operator's node sees it. A node that does not answer tells none: then
+    a record that was not renewed is marked. Records outlive their peers by a minute."""
+    from peer.network.admission import ask_status
+    from protocol.clock import unix_time
+    from protocol.wording import lasting
+
+    now = unix_time()
+    states: dict[str, str] = {
+        peer.peer_id: f"silent for {lasting(now - peer.sequence / 1000)}" for peer in peers if not _is_fresh(peer, now)
+    }
+    with suppress(UnreachableError, RefusedError, PeerError):
+        view = await ask_status(ticket)
+        states |= {peer.id: str(peer.state) for peer in view.peers}
+    return {**states, **dict.fromkeys(revoked, "revoked")}
+
+
+def _is_fresh(record: "PeerRecord", now: float) -> bool:
+    """Whether a record was renewed in time: it outlives its peer by a minute."""
+    from protocol.patience import HEARTBEAT_SECONDS
+
+    return now - record.sequence / 1000 <= 2 * HEARTBEAT_SECONDS
 
 
 async def _tell(operator: Operator, here: "Peers", signed: bytes) -> int:

@@ -62,7 +62,7 @@ async def decide(to_round: int | None, operator: Operator, ticket: "Ticket", ter
     """
     import asyncio
 
-    from bootstrap.admission import audit_log
+    from bootstrap.admission import audit_log, operator_lists
     from bootstrap.admission.audit_log import AuditEntry
     from bootstrap.monitor.holders import Holders
     from peer.network.admission import read_peers
@@ -80,15 +80,25 @@ async def decide(to_round: int | None, operator: Operator, ticket: "Ticket", ter
     except UnreachableError as error:
         terminal.emit(Progress(str(error)))
         peers = ()
-    present = tuple(peer for peer in peers if not peer.gone)
-    lost = lost_round(holders.newest.records(), present)
+    revoked = {entry.peer for entry in operator_lists.read_revoked(operator.folder)}
+    staying = tuple(peer for peer in peers if not peer.gone)
+    present = tuple(peer for peer in staying if peer.peer_id not in revoked)
+    lost = lost_round(holders.newest.records(), staying)
     stages = operator.descriptor.manifest.replicas.stages
     for line in inventory(stages, holders.newest.rounds(), present):
         terminal.emit(Progress(line))
+    for peer in staying:
+        if peer.peer_id in revoked:
+            words = f"peer {peer.peer_id[-8:]}, with round {peer.round}, is revoked: nobody takes its state"
+            terminal.emit(Progress(words))
     if to_round is None:
+        terminal.emit(Progress(next_step(stages, lost, present)))
         return
     if to_round >= lost:
-        raise UserError(f"--to-round {to_round}: the last round that this run is known to have finished is {lost}")
+        raise UserError(
+            f"--to-round {to_round}: the last round that this run is known to have finished is {lost}, and a rewind "
+            f"goes to an earlier one: {_allowed(lost)}"
+        )
     now = unix_time()
     signed = sign_rewind(operator.identity, authority, Rewind(to_round, lost, int(now * 1000)))
     write_atomically(operator.folder / REWIND_FILE, signed)  # no await from here on: it is signed, written and logged
@@ -102,6 +112,26 @@ async def decide(to_round: int | None, operator: Operator, ticket: "Ticket", ter
     )
 
 
+def _allowed(lost: int) -> str:
+    """The rounds to which a run can be rewound, in words."""
+    return f"give 0 to {lost - 1}" if lost > 1 else "give 0" if lost else "there is none before its first"
+
+
+def next_step(stages: int, lost: int, here: "Peers") -> str:
+    """A sentence on what the operator types next. `lost` is the last round that the run has finished."""
+    newest = min(max((peer.round for peer in here if _serves(peer, stage)), default=0) for stage in range(stages))
+    if newest >= lost:
+        return "the newest state of every stage is here: the run needs no rewind"
+    return (
+        "wait, or start the peers again that held the newest state. If they are lost for good, "
+        f"`hetpeer admin rewind --to-round {newest}` goes on from what is here"
+    )
+
+
+def _serves(peer: "PeerRecord", stage: int) -> bool:
+    return peer.role != "volunteer" or peer.stage == stage
+
+
 def lost_round(known: "Iterable[PeerRecord]", here: "Peers") -> int:
     """Return the last round that the run has finished, by the records of known holders and by what those who are here
     say; who awaits a state names the round itself."""
@@ -113,7 +143,7 @@ def inventory(stages: int, held: Mapping[int, int], here: "Peers") -> Sequence[s
     the round of the newest known holder by stage, -1 standing for all of them."""
     lines = []
     for stage in range(stages):
-        holders = [peer for peer in here if peer.role != "volunteer" or peer.stage == stage]
+        holders = [peer for peer in here if _serves(peer, stage)]
         newest = max(holders, key=lambda peer: peer.round, default=None)
         last_seen = f"peer {newest.peer_id[-8:]}, heard of within a minute, has round {newest.round}" if newest else ""
         newest_round = max(held.get(stage, 0), held.get(-1, 0), newest.round if newest else 0)

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -40,19 +40,21 @@ def console_for_people() -> Console:
     return console if console.is_terminal or "COLUMNS" in os.environ else Console(highlight=False, width=WIDTH_OF_FILES)
 
 
-def peer_rows(peers: Sequence[PeerRecord]) -> list[TableRow]:
-    """The rows of what each peer's record says."""
+def peer_rows(peers: Sequence[PeerRecord], states: Mapping[str, str]) -> list[TableRow]:
+    """The rows of what each peer's record says, and its state by peer id."""
     names = ("peer_id", "role", "stage", "slot", "on_trial", "replica", "round", "contributed", "address")
-    return [{name: getattr(peer, name) for name in names} for peer in peers]
+    rows = [{name: getattr(peer, name) for name in names} for peer in peers]
+    return [row | {"state": states.get(row["peer_id"], "")} for row in rows]
 
 
-def records_table(peers: Sequence[PeerRecord]) -> Table:
-    """Peers by the end of their ids, which is enough for `hetpeer admin revoke`."""
-    names = ("peer", "role", "stage", "slot", "replica", "round", "contributed", "address")
-    table = empty_table(*names, breaks=("role", "address"))
+def records_table(peers: Sequence[PeerRecord], states: Mapping[str, str]) -> Table:
+    """Peers by the end of their ids, which is enough for `hetpeer admin revoke`, each with its state by peer id."""
+    names = ("peer", "state", "role", "stage", "slot", "replica", "round", "contributed", "address")
+    table = empty_table(*names, breaks=("state", "role", "address"))
     for peer in peers:
         role = f"{peer.role}, on trial" if peer.on_trial else peer.role
-        cells = (peer.peer_id[-8:], role, peer.stage, peer.slot, peer.replica[-8:] or "–", peer.round)
+        state = states.get(peer.peer_id, "") or "–"
+        cells = (peer.peer_id[-8:], state, role, peer.stage, peer.slot, peer.replica[-8:] or "–", peer.round)
         _add(table, *cells, peer.contributed or "–", peer.address)
     return table
 

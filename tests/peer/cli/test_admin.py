@@ -23,7 +23,7 @@ from bootstrap.genesis import create_run
 from bootstrap.monitor.watch import Monitor
 from peer.cli.__main__ import app
 from peer.cli.options import duration
-from peer.cli.revoking import Operator, finished_round, one_peer, round_by_records
+from peer.cli.revoking import Operator, finished_round, one_peer, round_by_records, stall_warning, states_of
 from peer.cli.tables import records_table
 from protocol.errors import RefusedError, UserError
 from protocol.files import write_atomically
@@ -220,6 +220,8 @@ def test_the_operator_alone_makes_an_invitation_for_a_gateway(folder: Path):
 NOBODY = "127.0.0.1:9"
 """Nobody listens on the port of the discard service."""
 
+TICKET_OF_NOBODY = replace(TICKET, node_addresses=(NOBODY,))
+
 ANN, BOB, GONE = (identity(name).peer_id for name in ("Ann", "Bob", "gone"))
 
 
@@ -284,13 +286,14 @@ def test_the_operator_sees_its_peers_and_shuts_one_out_though_none_can_be_told(t
     )
     assert (table.returncode, table.stderr) == (0, "")
     ann, bob = (line.split() for line in sorted(table.stdout.splitlines()[1:], key=lambda line: BOB[-8:] in line))
-    assert ann == [ANN[-8:], "volunteer", "0", "2", ANN[-8:], "6", "5", NOBODY]
-    assert bob == [BOB[-8:], "volunteer", "1", "2", "–", "8", "–", NOBODY]
+    assert ann == [ANN[-8:], "–", "volunteer", "0", "2", ANN[-8:], "6", "5", NOBODY]
+    assert bob == [BOB[-8:], "–", "volunteer", "1", "2", "–", "8", "–", NOBODY]
     read = {row["peer_id"]: row for row in map(json.loads, rows.stdout.splitlines())}
     assert {peer: row["round"] for peer, row in read.items()} == {ANN: 6, BOB: 8}
 
     assert (done.returncode, done.stderr) == (0, "")
-    said = json.loads(done.stdout)["doing"]
+    warning, said = (json.loads(line)["doing"] for line in done.stdout.splitlines())
+    assert "nobody else who is here holds the state of stage 0" in warning
     assert said.startswith(f"peer {ANN[-8:]} is taken out from round 9 on. It gets no new certificate. None of 3 peers")
     (entry,) = operator_lists.read_revoked(tmp_path / "operator")
     assert (entry.peer, entry.start) == (ANN, 9)
@@ -345,6 +348,25 @@ def test_a_revocation_leaves_the_rounds_alone_that_the_node_has_seen_end(tmp_pat
     assert signed == Revocation(ANN, 9, 9)
 
 
+def test_the_states_of_peers_are_marked_by_the_age_of_their_records_and_by_the_list_of_revoked_ones():
+    old = record(BOB, 8, sequence=time.time_ns() // 1_000_000 - 43_000)
+    states = asyncio.run(states_of((record(ANN, 8), old, record(GONE, 8)), {GONE}, TICKET_OF_NOBODY))
+    assert states == {BOB: "silent for 43 s", GONE: "revoked"}
+
+
+def test_the_operator_is_warned_that_a_state_goes_with_its_only_holder():
+    now = time.time()
+    stale = record(GONE, 8, stage=0, sequence=int((now - 43) * 1000))
+    alone = record(ANN, 8, stage=0), record(BOB, 8, stage=1), stale
+    warning = stall_warning(ANN, alone, 2, now)
+    assert "nobody else who is here holds the state of stage 0 after round 8" in warning
+    assert "`hetpeer admin rewind`" in warning
+    assert not stall_warning(ANN, (*alone, record(GONE, 8, stage=0)), 2, now)
+    assert not stall_warning(ANN, (*alone, record(GONE, 8, stage=0, role="datacenter")), 2, now)
+    assert not stall_warning(GONE, alone, 2, now), "another holds it"
+    assert "stage 0 and stage 1" in stall_warning(ANN, (record(ANN, 8, stage=0, role="datacenter"),), 2, now)
+
+
 def test_only_the_operators_key_revokes(tmp_path: Path, run: Descriptor):
     folder = tmp_path / "operator"
     (folder / "identity.key").unlink()
@@ -377,5 +399,5 @@ def test_strangers_that_the_log_names_cannot_pass_for_a_peer():
 
 def test_what_peers_say_is_shown_as_text():
     console = Console(width=200, record=True, color_system="truecolor", force_terminal=True)
-    console.print(records_table([record(ANN, 1, address="[red]\x1b[2J\x9b:1[/red]")]))
+    console.print(records_table([record(ANN, 1, address="[red]\x1b[2J\x9b:1[/red]")], {}))
     assert "[red]�[2J�:1[/red]" in console.export_text()

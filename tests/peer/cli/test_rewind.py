@@ -1,6 +1,6 @@
 """What the operator is shown before it rewinds a run."""
 
-from peer.cli.rewind import inventory, lost_round
+from peer.cli.rewind import inventory, lost_round, next_step
 from protocol.outer.phases import RunPhase
 from tests.peer.swarm.test_waits import peer
 
@@ -14,6 +14,14 @@ def test_what_is_held_of_each_stage_and_what_is_awaited_are_listed():
         "stage 1: the newest known state is of round 12; nobody who is here has one",
         "peer QmWaits awaits a state, and says that the run has finished round 21",
     ]
+
+
+def test_the_operator_reads_what_to_type_next():
+    both = peer("QmA", stage=0, round=12), peer("QmB", stage=1, round=21)
+    assert "`hetpeer admin rewind --to-round 12` goes on from what is here" in next_step(2, 21, both)
+    assert "needs no rewind" in next_step(2, 12, both)
+    assert "needs no rewind" in next_step(2, 21, (peer("QmD", "datacenter", round=21),))
+    assert "--to-round 0`" in next_step(2, 21, both[1:])
 
 
 def test_what_is_lost_reaches_to_the_round_that_somebody_awaits():
