@@ -38,7 +38,10 @@ def split_address(address: str) -> tuple[str, int]:
         or bracketed != (":" in host)
         or {"[", "]"} & set(host)
     ):
-        raise FormatError(f"{address[:80]!r} is no HOST:PORT (an IPv6 host is in brackets, as in [::1]:7700)")
+        raise FormatError(
+            f"{address[:80]!r} is no HOST:PORT, with a port from 0 to {2**16 - 1} (an IPv6 host is in brackets, as in "
+            "[::1]:7700)"
+        )
     return host, int(port)
 
 

@@ -24,6 +24,12 @@ def shown(value: object) -> str:
     return json.dumps(value)[:MOST_QUOTED_CHARACTERS]
 
 
+MOST_QUOTED_VALUE = 40
+"""The most characters of a value that an error repeats."""
+
+EXPECTED = "Input should be "
+"""The beginning of pydantic's words on a value that is out of range, or of another type."""
+
 WORDS = {
     "missing": "is missing: give it, or a preset that has it",
     "model_type": "is no table",
@@ -82,8 +88,13 @@ def validated(kind: type[AnySection], tables: dict[str, Any], source: str, *with
         return kind.model_validate(tables)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join([*within, *map(str, first["loc"])])[:MOST_QUOTED_CHARACTERS] or "manifest"
+        names = [name for name in first["loc"] if isinstance(name, str)]
+        where = ".".join([*within, *names])[:MOST_QUOTED_CHARACTERS] or "manifest"
         reason = WORDS.get(first["type"], first["msg"].removeprefix("Value error, "))[:MOST_QUOTED_CHARACTERS]
+        if reason.startswith(EXPECTED):
+            value, default = repr(first["input"])[:MOST_QUOTED_VALUE], _default(kind, first["loc"])
+            reason = f"{_numbered(first['loc'])}is {value}, and has to be {reason.removeprefix(EXPECTED)}"
+            reason += f"; usual is {shown(default)}" if default is not None else ""
         if first["type"] == "string_pattern_mismatch" and first["loc"] == ("run", "name"):
             reason = "give 1 to 64 of A-Z, a-z, 0-9, dot, _ and -"
         is_unknown = first["type"] == "extra_forbidden"
@@ -91,6 +102,26 @@ def validated(kind: type[AnySection], tables: dict[str, Any], source: str, *with
             reason = f"there is no such field; {_near(kind, first['loc'])}"
         where = where if where.isprintable() else repr(where)
         raise (UnknownFieldError if is_unknown else ManifestError)(f"{source}: {where}: {reason}") from None
+
+
+def _numbered(at: tuple[int | str, ...]) -> str:
+    """The place of a value in its list, counted from 1, in words; empty: it stands in none."""
+    return f"value {at[-1] + 1} " if at and isinstance(at[-1], int) else ""
+
+
+def _default(kind: type[BaseModel], at: tuple[int | str, ...]) -> Any:
+    """The value that a field, or a place in its list, has where nothing is given; None: none is known."""
+    value: Any = kind
+    for name in at:
+        if isinstance(name, int):
+            value = value[name] if isinstance(value, tuple) and name < len(value) else None
+        elif isinstance(value, type) and issubclass(value, BaseModel) and name in value.model_fields:
+            field = value.model_fields[name]
+            is_section = isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+            value = field.annotation if is_section else field.get_default()
+        else:
+            return None
+    return value if isinstance(value, (int, float, str)) else None
 
 
 def _near(kind: type[BaseModel], at: tuple[int | str, ...]) -> str:

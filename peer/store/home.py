@@ -108,7 +108,10 @@ def locked(folder: Path, *others: Path) -> Iterator[Path]:
                 return
         finally:
             os.close(descriptor)
-    raise ResourceError(f"another hetpeer process uses {folder}; give this one a folder of its own")
+    raise ResourceError(
+        f"another hetpeer process uses {folder}, so this peer or node runs already: stop that one first, or give this "
+        "one a folder of its own with --dir"
+    )
 
 
 def in_use(folder: Path) -> bool:

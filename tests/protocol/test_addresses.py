@@ -45,7 +45,7 @@ def test_host_and_port_come_apart_and_together_again(address: str, host: str, po
     ],
 )
 def test_what_is_no_address_is_refused(address: str):
-    with pytest.raises(FormatError, match="is no HOST:PORT"):
+    with pytest.raises(FormatError, match="is no HOST:PORT, with a port from 0 to 65535"):
         split_address(address)
 
 

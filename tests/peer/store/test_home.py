@@ -24,7 +24,7 @@ TICKET = Ticket(RunId("ab" * 32), b"\2" + b"k" * 32, ("h:1",), ())
 
 
 def test_a_folder_is_held_by_one_process_at_a_time(tmp_path):
-    with locked(tmp_path / "peer"), pytest.raises(ResourceError, match="another hetpeer process uses"):
+    with locked(tmp_path / "peer"), pytest.raises(ResourceError, match="runs already: stop that one first"):
         locked(tmp_path / "peer").__enter__()
     with locked(tmp_path / "peer") as folder:
         assert folder.is_dir()
