@@ -53,7 +53,8 @@ def reach_warning(ticket: Ticket) -> str:
     elsewhere."""
     if not all(is_loopback(split_address(address)[0]) for address in ticket.node_addresses):
         return ""
+    _, port = split_address(ticket.node_addresses[0])
     return (
         "this ticket works on this machine alone, as the node listens on loopback. For peers elsewhere, stop it and "
-        "start it with --listen 0.0.0.0:7700 --announce HOST, the name or address by which they reach this machine"
+        f"start it with --listen 0.0.0.0:{port} --announce HOST, the name or address by which they reach this machine"
     )

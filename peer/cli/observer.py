@@ -207,7 +207,8 @@ async def keep_model(monitor: Monitor, hold: Hold, emit: Listener, stop: asyncio
 
     def held() -> None:
         monitor.note_last_state("here")
-        emit(Progress("this node holds the run's last state: `hetpeer export TICKET` takes the model from here"))
+        if not monitor.is_near_the_end():  # at the end, the state of the run says so
+            emit(Progress("this node holds the newest state: a leaver may go"))
 
     failures = 0
     while not stop.is_set():

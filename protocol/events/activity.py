@@ -167,8 +167,11 @@ class RoundDone(Event):
     @property
     def words(self) -> str:
         sets = ", ".join(f"{part} {count}" for part, count in self.contributions.items())
-        sent = f"{size(self.pipeline_sent)} in the pipeline, {size(self.outer_sent)} in contributions"
-        return f"Round {self.round} done in {self.seconds:.1f} s; contributions: {sets}; sent so far: {sent}"
+        done = f"Round {self.round} done in {self.seconds:.1f} s; contributions: {sets}"
+        pipeline = f"{size(self.pipeline_sent)} in the pipeline" if self.pipeline_sent else ""
+        outer = f"{size(self.outer_sent)} in contributions" if self.outer_sent else ""
+        sent = ", ".join(filter(None, (pipeline, outer)))  # an observer sends nothing, the lab neither
+        return f"{done}; sent so far: {sent}" if sent else done
 
 
 @event("Held-out loss after round {round}: {loss:.3f} through the boundaries, {loss_plain:.3f} plain", sinks=SHOWN)

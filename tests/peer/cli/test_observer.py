@@ -182,11 +182,10 @@ def test_what_holds_the_model_computes_nothing_and_its_end_is_told_and_tried_aga
 
     asyncio.run(asyncio.wait_for(scene(), 60))
     assert states == ["coming", "coming"]
-    holds_it = Progress("this node holds the run's last state: `hetpeer export TICKET` takes the model from here")
     flags = Progress("--stay --dir --json --until-stdin-closes --private-mirrors --hold")
     *before, last = said
-    everything = [Finished(2), holds_it, Warned("no room"), flags]
-    assert before == (everything if json_lines else [holds_it, Warned("no room")])
+    everything = [Finished(2), Warned("no room"), flags]
+    assert before == (everything if json_lines else [Warned("no room")]), "the run's state says who holds the model"
     assert isinstance(last, Warned)
     assert "this node does not hold the model: the observer that holds the model (process" in last.doing
 

@@ -76,6 +76,12 @@ def test_steps_pass_by_and_rounds_stay():
     )
 
 
+def test_what_is_not_sent_is_not_spoken_of():
+    words = "Round 1 done in 2.0 s; contributions: embedding 2"
+    assert RoundDone(1, 2.0, 0, {"embedding": 2}, {}, 0, 0).words == words
+    assert RoundDone(1, 2.0, 0, {"embedding": 2}, {}, 0, 678).words == f"{words}; sent so far: 678 B in contributions"
+
+
 def test_a_broken_group_says_which_step_is_lost_if_any():
     assert GroupBroken("QmL", 3, 4, "gone").words == "Gone. Step 5 of round 3 is rolled back; the group forms anew."
     assert GroupBroken("QmL", 0, 0, "gone").words == "Gone. No step was in flight; the group forms anew."
