@@ -102,7 +102,7 @@ async def decide(to_round: int | None, operator: Operator, ticket: "Ticket", ter
     now = unix_time()
     signed = sign_rewind(operator.identity, authority, Rewind(to_round, lost, int(now * 1000)))
     write_atomically(operator.folder / REWIND_FILE, signed)  # no await from here on: it is signed, written and logged
-    reason = f"to round {to_round}, of {lost}"
+    reason = f"to round {to_round}; the run had finished round {lost}"
     audit_log.append_entry(operator.folder, AuditEntry(what="rewound", at=now, reason=reason))
     terminal.emit(
         Progress(

@@ -104,7 +104,8 @@ def log_line(entry: AuditEntry) -> str:
         entry.invitation and f"by invitation {entry.invitation}",
     )
     line = " ".join(part for part in parts if part)
-    return printable(f"{line}: {entry.reason}" if entry.reason else line)
+    colon = ":" if any(parts[2:]) else ""  # without anybody, the reason says what was done
+    return printable(f"{line}{colon} {entry.reason}" if entry.reason else line)
 
 
 def empty_table(*names: str, breaks: Collection[str] = ()) -> Table:

@@ -184,6 +184,11 @@ def test_the_log_tells_what_was_done_and_no_token(folder: Path):
     assert base64.urlsafe_b64encode(token).decode().rstrip("=") not in kept
 
 
+def test_what_is_done_to_nobody_has_no_colon(folder: Path):
+    append_entry(folder, AuditEntry(what="rewound", at=1e9, reason="to round 0; the run had finished round 123"))
+    assert admin(folder, "log").output.endswith(" rewound   to round 0; the run had finished round 123\n")
+
+
 def test_an_empty_log_is_shown_as_nothing(folder: Path):
     for arguments in (("log",), ("log", "--json")):
         assert admin(folder, *arguments).output == ""
