@@ -219,7 +219,9 @@ class Reconciler:
             self.attested.receive(answer.attestation, record.peer_id)
             self.progress.learn_from_peer(record, answer.holders, self.discovery.record.peer_id)
             if self.progress.learn_rewind(answer.rewind):
-                self.bans.emit(Warned(f"WARNING: {self.progress.rewind_words}"))
+                own_round = self.discovery.record.round
+                if words := self.progress.rewind_words(own_round, record.round):
+                    self.bans.emit(Warned(f"WARNING: {words}"))
             learning = self.start_learning(self.learner.learn(answer.parts, record))
             await asyncio.wait((learning,), timeout=COMPARISON_TIMEOUT_SECONDS)  # it goes on if it takes longer
             if not whole:

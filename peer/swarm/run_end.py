@@ -145,8 +145,9 @@ async def ask_whether_over(outer: OuterLoop, ask: AskNode) -> None:
     with suppress(HetpeerError, TimeoutError):
         async with asyncio.timeout(NODE_TIMEOUT_SECONDS):
             word = await ask()
-        if outer.progress.learn_from_node(word, outer.followed.me):
-            outer.emit(Warned(f"WARNING: {outer.progress.rewind_words}"))
+        is_news = outer.progress.learn_from_node(word, outer.followed.me)
+        if is_news and (words := outer.progress.rewind_words(outer.clock - 1, word.run)):
+            outer.emit(Warned(f"WARNING: {words}"))
         rounds, comes_new = outer.manifest.outer.rounds, outer.clock == 1 and not outer.contributed
         if not outer.finished and rounds in (word.finished, outer.progress.finished if comes_new else 0):
             outer.mark_run_over()

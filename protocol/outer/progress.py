@@ -41,10 +41,13 @@ class RunProgress:
             self.parts[part] = max(self.parts.get(part, 0), round)
         return (self.run, self.parts) != before
 
-    @property
-    def rewind_words(self) -> str:
-        """The rewind that is gone by, in a sentence; empty: there is none."""
+    def rewind_words(self, own: int, seen: int = 0) -> str:
+        """The rewind that is gone by, in a sentence for a peer whose own state is of a round `own`; empty: there is
+        none, or none for this peer. That has no part in it if it had none of the rounds that were lost, and the run has
+        finished later ones; `seen` is the last that somebody says it has."""
         if self.rewind is None:
+            return ""
+        if max(self.run, seen) > self.rewind.lost and not self.rewind.to_round < own <= self.rewind.lost:
             return ""
         states = f"where nobody holds the state after round {self.rewind.lost}, the newest one after round"
         return f"the operator has rewound the run: {states} {self.rewind.to_round} or later stands for it"

@@ -27,12 +27,16 @@ def test_a_rewind_takes_back_what_was_finished_up_to_it_and_nothing_later():
     progress = RunProgress(run=19, parts={STAGE: 19})
     assert progress.heed(Rewind(to_round=9, lost=19, issued=5))
     assert (progress.finished, progress.newest(STAGE), progress.newest(EMBEDDING)) == (9, 9, 9)
-    progress.raise_to(22, {STAGE: 20})  # the run goes on
-    assert (progress.finished, progress.newest(STAGE)) == (22, 21)
-    assert progress.rewind_words == (
+    words = (
         "the operator has rewound the run: where nobody holds the state after round 19, the newest one after round 9 "
         "or later stands for it"
     )
+    assert progress.rewind_words(own=9) == words, "it may wait for the state that is lost"
+    assert not progress.rewind_words(own=0, seen=20), "a newcomer, once the run is past it"
+    progress.raise_to(22, {STAGE: 20})  # the run goes on
+    assert (progress.finished, progress.newest(STAGE)) == (22, 21)
+    assert progress.rewind_words(own=19) == words, "it comes back with a round that was lost"
+    assert [progress.rewind_words(own) for own in (0, 9, 20)] == ["", "", ""]
 
 
 def test_of_two_rewinds_the_later_counts():
