@@ -112,6 +112,7 @@ class View(ViewModel):
     state_why: str = Field("", description="what is missing, in words, where something is")
     state_since: float = Field(0.0, description="Unix seconds")
     seconds_left: float | None = Field(None, description="to the run's end, at the pace of its last rounds")
+    name: str = Field("", description="the run's name; empty: the node is too old to tell")
     made_up: bool = Field(False, description="whether this run is made up, to look at, and no peer of it exists")
 
 

@@ -33,7 +33,7 @@ from protocol.net.allowances import RateLimit
 from protocol.outer.whereabouts import common_round
 from protocol.patience import AT_WORK_SECONDS
 from protocol.staffing import stages_short
-from protocol.trust.records import PeerRecord
+from protocol.trust.records import PeerRecord, may_author
 
 MOST_PEERS = 2048
 """The largest number of peers that are kept: twice as many as a large run has."""
@@ -219,17 +219,20 @@ class Fold:
     def _take_round_end(self, peer: Peer, event: RoundDone, entry: Round | None, at: float) -> None:
         """Count what a peer has sent since its last round, and its tokens, in the round that it has finished."""
         before, peer.sent_before = peer.sent_before, (event.pipeline_sent, event.outer_sent)
+        manifest, tokens = self.manifest, 0
+        if peer.trains and peer.counts_tokens and peer.counted < event.round <= manifest.outer.rounds:
+            tokens = min(event.tokens, manifest.tokens_per_step * manifest.inner.steps_at_most)
+            peer.counted, self.tokens = event.round, self.tokens + tokens  # also of a round too quick to be seen here
         if entry is None or peer.id in entry.done:
             return
         entry.done[peer.id] = at
-        manifest, ratio = self.manifest, pipeline_ratio(self.manifest, self._compression(peer))
+        ratio = pipeline_ratio(manifest, self._compression(peer))
         pipeline_bytes, outer_bytes = (max(0, now - then) for now, then in zip(peer.sent_before, before, strict=True))
         entry.pipeline_bytes += pipeline_bytes
         entry.outer_bytes += outer_bytes
         entry.uncompressed_bytes += int(pipeline_bytes * ratio + outer_bytes * outer_ratio(manifest))
-        if peer.trains and peer.counts_tokens:
-            entry.tokens[peer.id] = min(event.tokens, manifest.tokens_per_step * manifest.inner.steps_at_most)
-            self.tokens += entry.tokens[peer.id]
+        if peer.counts_tokens:
+            entry.tokens[peer.id] = tokens
 
     def _compression(self, peer: Peer) -> int:
         """d / k of a peer's group: what its first stage tells, if the manifest has it."""
@@ -339,6 +342,7 @@ class Fold:
         manifest = self.manifest
         return View(
             run_id=self.run_id,
+            name=manifest.run.name,
             now=now,
             started=self.started,
             stages=manifest.replicas.stages,
@@ -358,7 +362,7 @@ class Fold:
             state_why=self.state.why,
             state_since=self.state.since,
             seconds_left=None
-            if self.state.state == "stalled"
+            if self.state.state == "stalled" or not any(may_author(record) for record in present(self.peers.values()))
             else time_left(self.rounds.values(), self.finished, manifest.outer.rounds, now),
         )
 

@@ -65,6 +65,8 @@ class Peer:
     """The last round that it has finished by its reports; its record may be older or newer."""
     contributed: int = 0
     """The last round to which it has contributed by its reports."""
+    counted: int = 0
+    """The last round whose tokens, by its reports, are in the run's total."""
     revoked: bool = False
     """Whether the operator has revoked it: nothing that it says or does counts any more."""
     state: PeerState = PeerState.WAITING

@@ -26,6 +26,7 @@ WATCH_SECONDS = 2.0
 
 ROUNDS_SHOWN = 6
 LINES_SHOWN = 8
+MOST_NAME = 64
 
 UNUSUAL = ("lost", "gone", "paused", "leaving", "catching up", "on trial")
 STATE_COLOURS = {"training": "green", "lost": "bold red", "gone": "dim", "paused": "yellow", "catching up": "cyan"}
@@ -121,8 +122,9 @@ def run_tables(view: "View", trouble: str, width: int) -> "RenderableType":
 
     done = f"{view.tokens:,} tokens, {view.tokens_per_second:,.0f} a second"
     state = f"{view.state}, " if view.state else ""
-    remaining = "" if view.seconds_left is None else f", about {lasting(view.seconds_left)} left"
-    title = f"Run {view.run_id[:12]}: {state}round {view.round} of {view.rounds}, {done}{remaining}"
+    remaining = f", about {lasting(view.seconds_left)} left" if view.seconds_left and view.seconds_left >= 1 else ""
+    name = printable(f"{view.name[:MOST_NAME]} ({view.run_id[:12]})" if view.name else view.run_id[:12])
+    title = f"Run {name}: {state}round {view.round} of {view.rounds}, {done}{remaining}"
     parts: list[RenderableType] = [Text(title, style="bold"), Text(""), peers_table(view, width)]
     whys = []
     if view.state_why:
@@ -146,11 +148,8 @@ def run_tables(view: "View", trouble: str, width: int) -> "RenderableType":
     if view.history:
         parts += [Text(""), rounds_table(view, width)]
         parts += [Text(sentence, style="dim") for sentence in about_rounds(view)]
-    if view.log:
-        parts += [
-            Text(""),
-            *(Text(_line(view_row.at, view_row.words, view_row.peer)) for view_row in view.log[-LINES_SHOWN:]),
-        ]
+    if lines := [line for line in view.log if line.kind != "Evaluated"]:  # the table of rounds has the losses
+        parts += [Text(""), *(Text(_line(line.at, line.words, line.peer)) for line in lines[-LINES_SHOWN:])]
     if trouble:
         parts += [Text(""), Text(printable(trouble), style="yellow")]
     return Group(*parts)
@@ -206,6 +205,7 @@ def rounds_table(view: "View", width: int) -> "Table":
     for entry in view.history[-ROUNDS_SHOWN:]:
         so_far = f"{max(0.0, view.now - entry.began):.0f} s so far"
         took = so_far if entry.ended is None else f"{entry.ended - entry.began:.1f} s"
+        took = "–" if took == "0.0 s" else took  # the node has seen its end alone
         cells = (
             entry.round,
             took,

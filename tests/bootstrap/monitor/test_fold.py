@@ -128,6 +128,29 @@ def test_tokens_of_a_group_are_counted_once_and_nobody_has_more_than_a_round_has
     assert scene.fold.view(scene.now).tokens == 90 + most
 
 
+def test_the_tokens_of_rounds_that_end_too_quickly_to_be_seen_count_too():
+    """A report brings the events of a second, in which a small run ends several rounds."""
+    scene = Scene(LEADER, MEMBER, CENTER)
+    for round in range(1, 9):
+        scene.ends(CENTER, round, tokens=50)
+    assert scene.fold.tokens == 8 * 50
+    assert len(scene.fold.rounds) < 8
+
+
+def test_no_time_is_left_where_nobody_is_there_to_train():
+    scene = Scene(LEADER, MEMBER, CENTER)
+    for round in (1, 2, 3):
+        scene.later(1)
+        scene.ends(LEADER, round)
+        scene.ends(CENTER, round)
+        scene.later(1)
+        scene.fold.look(scene.now)
+    assert scene.fold.view(scene.now).seconds_left
+    for peer in (LEADER, MEMBER, CENTER):
+        scene.tells(peer, state=PeerState.PAUSED, doing="by command")
+    assert scene.fold.view(scene.now).seconds_left is None
+
+
 def test_a_round_whose_end_is_told_again_counts_once():
     scene = Scene(LEADER, MEMBER, CENTER)
     for _ in range(2):  # as a peer does that was killed, and is back

@@ -113,6 +113,22 @@ def test_that_peers_are_gone_is_explained_as_long_as_the_run_goes_on():
     assert "is gone: it left" not in shown(peers=[gone], state="finished")
 
 
+def test_a_run_has_its_name_and_what_says_nothing_is_left_out():
+    ended = [RoundView(round=3, began=80.0, ended=80.0, loss=5.5), RoundView(round=4, began=88.5)]
+    lines = [
+        LineView(at=1.0, kind="Evaluated", words="Held-out loss after round 3: 5.5"),
+        LineView(at=1.0, kind="Caught", words="Caught up"),
+    ]
+    seen = shown(name="ours\x1b[2J", seconds_left=0.239, history=ended, log=lines)
+    assert "Run ours" in seen
+    assert f"({'ab' * 6}): round 4 of 50" in seen
+    assert "\x1b" not in seen
+    assert not any(words in seen for words in (" left\n", "0.0 s", "Held-out"))
+    assert "Caught up" in seen
+    assert f"Run {'ab' * 6}: round" in shown()
+    assert "about 2.0 s left" in shown(seconds_left=2.0)
+
+
 def test_who_pauses_is_not_said_to_run():
     paused = PeerView(id=LEADER, role="volunteer", state=PeerState.PAUSED, why="by command", heard=90.0)
     seen = " ".join(shown(peers=[paused]).split())
