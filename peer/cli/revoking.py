@@ -91,11 +91,14 @@ async def spread(given: str, start: int | None, operator: Operator, ticket: "Tic
     revocation, signed = None, b""
     # Where nobody tells which round it is, there is none: one that says it was issued too early would reach into rounds
     # that are closed, and split the run (`protocol.outer.ledger`).
-    if others := [record for record in present if record.peer_id != peer]:
+    revoked = {entry.peer for entry in operator_lists.read_revoked(operator.folder)}
+    others = tuple(record for record in present if record.peer_id not in {peer, *revoked})
+    if others:
         issued = await finished_round(others, operator, ticket) + 1
         revocation = Revocation(peer, start or issued, issued)
         signed = operator.sign(revocation)
-    if warning := stall_warning(peer, present, operator.descriptor.manifest.replicas.stages, unix_time()):
+    records = tuple(record for record in present if record.peer_id == peer)
+    if warning := stall_warning(peer, (*records, *others), operator.descriptor.manifest.replicas.stages, unix_time()):
         terminal.emit(Warned(f"WARNING: {warning}"))
     now, first = unix_time(), revocation.start if revocation else start or 0
     # On the node's list first: that holds, whoever can be told.

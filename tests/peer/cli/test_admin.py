@@ -372,6 +372,13 @@ def test_the_operator_is_warned_that_a_state_goes_with_its_only_holder():
     assert "stage 0 and stage 1" in stall_warning(ANN, (record(ANN, 8, stage=0, role="datacenter"),), 2, now)
 
 
+def test_a_revoked_peer_holds_no_state_that_the_run_could_go_on_from(tmp_path: Path, run: Descriptor):
+    peers = [record(peer, 8, stage=stage) for peer, stage in ((ANN, 0), (BOB, 0), (GONE, 1))]
+    first, second = with_peers(tmp_path, run, peers, ("revoke", BOB), ("revoke", ANN))
+    assert "nobody else" not in first.stdout
+    assert "nobody else who is here holds the state of stage 0 after round 8" in second.stdout + second.stderr
+
+
 def test_only_the_operators_key_revokes(tmp_path: Path, run: Descriptor):
     folder = tmp_path / "operator"
     (folder / "identity.key").unlink()
