@@ -183,7 +183,7 @@ def step_of(work: StageWork, on: Volunteer) -> Step:
 def round_of(work: StageWork, on: Volunteer, overlap: bool = False) -> RoundEstimate:
     """A whole round. With `overlap` the exchange has the next inner loop's time, as far as frames leave room."""
     step = step_of(work, on)
-    frames = work.steps * work.microbatches * (work.forward_bytes + work.backward_bytes)
+    frames = work.steps * work.microbatches * work.carried
     others = work.replicas - 1
     exchanged = others * work.contribution
     exchange = 8 * exchanged / on.carries + (2 * on.latency if others else 0.0)

@@ -21,6 +21,7 @@ from peer.planning.model import (
     work_of,
 )
 from peer.planning.paper_figures import A100, half_a_billion, seventy_billion, volunteer_on
+from peer.planning.welcome import bytes_of_a_round
 from protocol.codec.contribution import expected_bytes
 from protocol.identity import PeerId, RunId, stage_part
 from protocol.manifest import check_manifest
@@ -181,6 +182,14 @@ def test_a_contribution_is_as_long_as_expected(outer: dict[str, object]):
     state = OuterState.begin(manifest, part, genesis(manifest, part), True)
     blob, _ = state.contribute(RunId("ab" * 32), 1, PeerId("Qm" + "x" * 44), 1, moved(manifest, 1)[part])
     assert expected_bytes(manifest, part) == pytest.approx(len(blob), rel=0.02)
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_round_moves_as_much_in_a_plan_as_it_takes_of_who_joins(stages: int):
+    ours = small_manifest(replicas={"stages": stages})
+    most = max(bytes_of_a_round(ours, "volunteer", stage) for stage in range(stages))
+    planned = round_of(work_of(ours), Volunteer(1e12, 2e7, 1e8, 0.02, HEADERS_SHARE))
+    assert planned.up_bytes == planned.down_bytes == pytest.approx(most)
 
 
 def test_the_least_compression_that_hides_the_links_is_found_and_what_else_would_help_is_said():
