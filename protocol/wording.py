@@ -5,6 +5,7 @@ import re
 import textwrap
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from decimal import Decimal
 
 
 def size(count: float) -> str:
@@ -36,8 +37,9 @@ def lasting(seconds: float, exact: bool = False) -> str:
 
 
 def millions(count: float, decimals: int = 1) -> str:
-    """A large count in words: "0.3 M", "1,234.5 M"."""
-    return f"{count / 1e6:,.{decimals}f} M"
+    """A count in the few columns of a table: "0.3 M", "1,234.5 M"; where so many decimals would lose it, "40,960"."""
+    shown = f"{count / 1e6:,.{decimals}f}"
+    return f"{shown} M" if count >= 10 ** (6 - decimals) else f"{count:,.0f}"
 
 
 def abbreviated(count: float) -> str:
@@ -45,6 +47,11 @@ def abbreviated(count: float) -> str:
     if count < 1e6:
         return f"{count:,.0f}"
     return f"{count / 1e6:,.1f} million" if count < 1e9 else f"{count / 1e9:,.2f} billion"
+
+
+def digits(number: float) -> str:
+    """The first three digits of a number, as a person types it: "2470", "0.0309"."""
+    return f"{Decimal(f'{number:.3g}'):f}"
 
 
 def so_many(count: int, what: str) -> str:

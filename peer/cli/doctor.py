@@ -281,7 +281,7 @@ def findings_table(findings: Sequence["Finding"], manifest: "Manifest | None") -
     from rich.text import Text
 
     from protocol.layout import parameter_count
-    from protocol.wording import millions, printable
+    from protocol.wording import abbreviated, printable
 
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True)
@@ -297,7 +297,7 @@ def findings_table(findings: Sequence["Finding"], manifest: "Manifest | None") -
     replicas = manifest.replicas
     k = "k by link" if replicas.compression == "auto" else f"k = d/{replicas.compression} in {replicas.wire}"
     line = (
-        f"{manifest.run.name}: {millions(parameter_count(manifest), 0)} parameters in {replicas.stages} stages, "
+        f"{manifest.run.name}: {abbreviated(parameter_count(manifest))} parameters in {replicas.stages} stages, "
         f"{replicas.total} replicas, H = {manifest.inner.steps}, {k}"
     )
     return Group(Text(printable(line)), "", table)

@@ -115,7 +115,7 @@ def _tell(checkpoint: "ModelFolder", has_basis: bool, out: Path, terminal: "Term
 
     from peer.cli.tables import print_table
     from protocol.layout import elements
-    from protocol.wording import millions
+    from protocol.wording import abbreviated
 
     model = checkpoint.model
     count = elements(checkpoint.layout)
@@ -132,7 +132,7 @@ def _tell(checkpoint: "ModelFolder", has_basis: bool, out: Path, terminal: "Term
         "tied": checkpoint.tied,
     }
     table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_row("model", f"{millions(count)} parameters, {model.layers} layers, d = {model.d}")
+    table.add_row("model", f"{abbreviated(count)} parameters, {model.layers} layers, d = {model.d}")
     table.add_row("basis", basis)
     if checkpoint.tied:
         table.add_row("embeddings", "tied here; in a run the head is a matrix of its own, which begins as a copy")

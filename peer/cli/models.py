@@ -203,12 +203,12 @@ def _table(collected: "Collected", losses: "HeldOutLosses | None", written: "Exp
     from rich.table import Table
 
     from peer.export.written import contributors, tokens_at_most
-    from protocol.wording import millions, size
+    from protocol.wording import abbreviated, size
 
     table = Table(box=None, pad_edge=False, show_header=False)
     rounds = collected.descriptor.manifest.outer.rounds
     rows = [
-        ("model", f"{millions(written.parameters)} parameters, {size(written.bytes)} in {written.folder}"),
+        ("model", f"{abbreviated(written.parameters)} parameters, {size(written.bytes)} in {written.folder}"),
         ("round", f"{collected.round} of {rounds}, of run {collected.descriptor.run_id[:12]}"),
         ("trained on", f"at most {tokens_at_most(collected):,} tokens, by {len(contributors(collected))} peers"),
     ]

@@ -163,11 +163,11 @@ def plan_tables(
 
     from peer.planning.model import work_of
     from protocol.layout import parameter_count
-    from protocol.wording import lasting, millions, size
+    from protocol.wording import abbreviated, lasting, size
 
     inner, replicas, own_compression = manifest.inner, manifest.replicas, compression_of(manifest, on)
     lines = (
-        f"{millions(parameter_count(manifest), 0)} parameters in {replicas.stages} stages, {replicas.total} replicas, "
+        f"{abbreviated(parameter_count(manifest))} parameters in {replicas.stages} stages, {replicas.total} replicas, "
         f"H = {inner.steps}, {inner.microbatches} microbatches of {inner.microbatch * manifest.model.context:,} tokens",
         f"a volunteer with {on.up / 1e6:g} Mb/s up, {on.down / 1e6:g} down, {1e3 * on.latency:g} ms to its neighbours, "
         f"{on.operations / 1e12:g} TFLOP/s; frames in {replicas.wire}",
@@ -345,10 +345,10 @@ def _drawn(manifest: "Manifest", found: list[Participant]) -> "RenderableType":
     a_round = manifest.tokens_per_step * inner.steps * replicas.total
     embeddings = elements(model_layout(manifest)[EMBEDDING])
     tables = manifest.ngrams.values(model.vocabulary) * len(manifest.ngrams.layers)
-    looked_up = f" and {millions(tables)} n-gram tables" if tables else ""
+    looked_up = f" and {abbreviated(tables)} n-gram tables" if tables else ""
     k = "k by each group's links" if replicas.compression == "auto" else f"k = {manifest.k}"
     lines = (
-        f"{manifest.run.name}: {millions(parameter_count(manifest))} parameters, {millions(embeddings)} of them "
+        f"{manifest.run.name}: {abbreviated(parameter_count(manifest))} parameters, {abbreviated(embeddings)} of them "
         f"token embeddings{looked_up}; a tokenizer of up to {model.vocabulary:,} ids, sequences of {model.context:,} "
         "tokens",
         f"replicas: {replicas.groups} of {replicas.stages} volunteers each, d = {model.d}, {k}; and "

@@ -20,7 +20,7 @@ from peer.planning.model import (
     work_of,
 )
 from protocol.manifest import Manifest
-from protocol.wording import lasting, size
+from protocol.wording import digits, lasting, size
 
 SLOW_ROUND_RATIO = 1.1
 """The ratio to the swarm's duration of a round from which a round counts as slow."""
@@ -172,8 +172,8 @@ def group(manifest: Manifest, speeds: Sequence[Speed | None], on: Volunteer | No
     }
     if on is not None:
         numbers |= {"up": on.up, "down": on.down, "latency": on.latency}
-        link = f"--up {on.up / 1e6:.3g} --down {on.down / 1e6:.3g} --latency {1e3 * on.latency:.2g}"
-        sentence += f"; for another k: hetpeer plan RUN.toml {link} --teraflops {teraflops:.3g}"
+        link = f"--up {digits(on.up / 1e6)} --down {digits(on.down / 1e6)} --latency {digits(1e3 * on.latency)}"
+        sentence += f"; for another k: hetpeer plan RUN.toml {link} --teraflops {digits(teraflops)}"
     return Finding("group", sentence, numbers=numbers)
 
 

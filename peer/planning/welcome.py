@@ -11,7 +11,7 @@ from protocol.manifest import Manifest
 from protocol.monitor import View
 from protocol.run.run_files import Descriptor
 from protocol.trust.membership_card import Role
-from protocol.wording import abbreviated, lasting, millions, printable, size, so_many, tail
+from protocol.wording import abbreviated, lasting, printable, size, so_many, tail
 
 DAY_SECONDS = 86400
 DAYS_OF_SPAN = {"day": 1, "month": 31}
@@ -24,7 +24,7 @@ def introduction(descriptor: Descriptor) -> str:
     tokens = manifest.tokens_per_step * inner.steps * outer.rounds * manifest.replicas.total
     parameters = parameter_count(manifest)
     return (
-        f"the run {manifest.run.name} trains a model of {millions(parameters)} parameters on "
+        f"the run {manifest.run.name} trains a model of {abbreviated(parameters)} parameters on "
         f"{abbreviated(tokens)} tokens of text, in {outer.rounds:,} rounds; its operator is {tail(descriptor.operator)}"
     )
 

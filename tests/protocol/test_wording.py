@@ -6,6 +6,7 @@ import pytest
 
 from protocol.wording import (
     abbreviated,
+    digits,
     lasting,
     megabytes_above,
     millions,
@@ -42,10 +43,17 @@ def test_rates_are_in_bits_a_second():
 def test_counts_have_their_plural():
     assert [so_many(count, "peer") for count in (0, 1, 2)] == ["0 peers", "1 peer", "2 peers"]
     assert [millions(345_678), millions(1_234_500_000), millions(345_678, 2)] == ["0.3 M", "1,234.5 M", "0.35 M"]
+    assert [millions(99_999), millions(100_000), millions(99_999, 2)] == ["99,999", "0.1 M", "0.10 M"]
     assert [abbreviated(count) for count in (40_960, 3_291_256, 3_830_000_000)] == [
         "40,960",
         "3.3 million",
         "3.83 billion",
+    ]
+
+
+def test_numbers_to_be_typed_have_no_exponent():
+    assert [digits(number) for number in (2470.4, 30.0, 0.0, 0.03091, 1.2e-5, 1_234_567)] == [
+        *("2470", "30", "0", "0.0309", "0.000012", "1230000")
     ]
 
 

@@ -100,7 +100,7 @@ def test_a_stage_takes_what_a_process_takes_here_beside_the_model(
 def test_a_person_sees_a_table_with_what_to_do(capsys: pytest.CaptureFixture[str]):
     assert examine(ALONE, Terminal(lambda event: None)) == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert "1 M parameters in 2 stages" in out
+    assert "1.4 million parameters in 2 stages" in out
     assert "stage 1 ok would take" in out
 
 

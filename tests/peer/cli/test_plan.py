@@ -15,6 +15,8 @@ from protocol.events.activity import Failed, Progress
 from protocol.events.event import Event
 from protocol.layout import operations_per_token, parameter_count
 from protocol.manifest import Manifest
+from protocol.wording import abbreviated
+from tests.reference.small_manifest import small_manifest
 
 HOME = PlanOptions(teraflops=1.0)
 
@@ -28,7 +30,7 @@ def said(options: PlanOptions, capsys: pytest.CaptureFixture[str], json: bool = 
 def test_a_table_shows_each_k_and_a_sentence_what_to_do(capsys: pytest.CaptureFixture[str]):
     code, out, _ = said(HOME, capsys)
     assert code == 0
-    assert "512 M parameters in 4 stages" in out
+    assert "512.4 million parameters in 4 stages" in out
     assert "→ 2" in out
     assert "frames in int4" in out.replace("\n", " ")
     words = " ".join(out.split())
@@ -206,11 +208,20 @@ def test_stages_share_the_model_and_a_datacenter_has_all_of_it(manifest: Manifes
     assert {each.frame_bytes for each in stages} == {a_token * manifest.inner.microbatch * manifest.model.context}
 
 
+def test_a_small_model_keeps_its_numbers(capsys: pytest.CaptureFixture[str]):
+    manifest = small_manifest()
+    dry_run(manifest, terminal(json=False))
+    shown = capsys.readouterr().out
+    assert f" {parameter_count(manifest):,} parameters" in shown
+    assert not re.search(r"\b0(\.0)? M", shown)
+    assert "1.4 million parameters" in said(PlanOptions(model="nano"), capsys)[1]
+
+
 def test_a_person_sees_a_table_and_a_program_a_line_for_each(manifest: Manifest, capsys: pytest.CaptureFixture[str]):
     assert dry_run(manifest, terminal(json=True)) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [each["who"] for each in lines] == [each.who for each in seats(manifest)]
     assert dry_run(manifest, terminal(json=False)) == 0
     shown = capsys.readouterr().out
-    assert f"{parameter_count(manifest) / 1e6:,.1f} M parameters" in shown
+    assert f": {abbreviated(parameter_count(manifest))} parameters" in shown
     assert all(each.who in shown for each in seats(manifest))

@@ -107,6 +107,9 @@ def test_a_group_takes_as_long_as_its_slowest_stage_lets_it():
     assert found.numbers["step"] == pytest.approx(slowest - (2.0 + 2.0 + 1.0))  # the others fill and drain sooner
     assert found.numbers["tokens_per_second"] == MANIFEST.tokens_per_step / found.numbers["step"]
     assert group(MANIFEST, [*speeds[:3], None], GIGABIT) is None
+    quick = group(MANIFEST, speeds, Volunteer(1.0, 2.4731e9, 3.74e9, 0.01))
+    assert quick is not None
+    assert "hetpeer plan RUN.toml --up 2470 --down 3740 --latency 10 --teraflops " in quick.value
 
 
 def test_stages_that_are_alike_are_a_group_as_the_plan_has_it():

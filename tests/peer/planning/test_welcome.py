@@ -29,7 +29,7 @@ def manifest(**replicas: int) -> Manifest:
 def test_a_run_says_what_it_makes_of_how_much_text_and_whose_it_is():
     said = introduction(descriptor_of(manifest(), PeerId("Qm" + "x" * 36 + "theirkey"), []))
     tokens = 3 * 100 * 50 * manifest().tokens_per_step / 1e9
-    assert said.startswith("the run ours trains a model of 177.6 M parameters")
+    assert said.startswith("the run ours trains a model of 177.6 million parameters")
     assert f"on {1000 * tokens:,.1f} million tokens of text, in 100 rounds; its operator is theirkey" in said
 
 
