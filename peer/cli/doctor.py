@@ -75,15 +75,20 @@ def doctor(options: DoctorOptions) -> None:
 
 def examine(options: DoctorOptions, terminal: "Terminal") -> int:
     """Check everything, and show the findings. Returns the exit code: 0 if this machine can join."""
+    import peer.daemon  # the modules of a peer's process, so that this one has its size
     from peer.cli.tables import print_table
-    from peer.compute.capacity import cores, find_device
+    from peer.compute.capacity import cores, find_device, resident_bytes
     from peer.diagnosis import machine
     from peer.diagnosis.finding import gravest
     from peer.network.reach.reach import Wish
+    from peer.planning.memory import process_bytes
     from peer.process import exit_code_of, run_query
     from peer.store.home import home, peer_folder
 
+    assert peer.daemon
+
     def work() -> int:
+        process = process_bytes(resident_bytes())  # as a peer counts itself: nothing of the run or network is here yet
         ticket = None if options.preset else _ticket(options)
         device, threads = find_device(options.device), options.threads or cores()
         folder = options.directory or (peer_folder(ticket, "volunteer") if ticket else home())
@@ -101,6 +106,7 @@ def examine(options: DoctorOptions, terminal: "Terminal") -> int:
                 around,
                 device=device,
                 threads=threads,
+                process=process,
                 folder=folder,
                 limit=options.seconds,
                 terminal=terminal,
@@ -232,23 +238,23 @@ def of_stages(
     *,
     device: "torch.device",
     threads: int,
+    process: int,
     folder: Path,
     limit: float,
     terminal: "Terminal",
 ) -> list["Finding"]:
-    """The findings about each stage, and a group of them, on this machine. `limit`: seconds of computing a kind."""
-    import peer.daemon  # the modules of a peer's process, so that this one has its size
-    from peer.compute.capacity import free_memory, resident_bytes
+    """The findings about each stage, and a group of them, on this machine. `process`: bytes of a process without
+    a model; `limit`: seconds of computing a kind."""
+    from peer.compute.capacity import free_memory
     from peer.compute.fitting import best_way, where_computed
     from peer.diagnosis import machine, network, speed, verdict
     from peer.diagnosis.verdict import Room
-    from peer.planning.memory import Duty, memory_of, process_bytes
+    from peer.planning.memory import Duty, memory_of
     from peer.store import disk
     from protocol.events.activity import Progress
     from protocol.run.run_files import files_needed
 
-    assert peer.daemon
-    stages, process = range(manifest.replicas.stages), process_bytes(resident_bytes())
+    stages = range(manifest.replicas.stages)
     rooms = []
     for stage in stages:
         way, lacking = best_way(manifest, Duty("volunteer", stage), device, process=process)
@@ -265,10 +271,8 @@ def of_stages(
         findings.append(machine.over(manifest.outer.rounds))
     if around is not None and around.descriptor is not None:
         files = around.descriptor
-        least = min(
-            disk.space_in(folder, files, files_needed(files, stage), stage, True, None).needed for stage in stages
-        )
-        findings.append(machine.disk(folder, least))
+        spaces = [disk.space_in(folder, files, files_needed(files, stage), stage, True, None) for stage in stages]
+        findings.append(machine.disk(folder, [space.needed for space in spaces]))
     findings += verdict.stages(manifest, speeds, rooms, link, around.round_seconds if around else 0.0)
     group = verdict.group(manifest, speeds, link)
     return findings if group is None else [*findings, group]

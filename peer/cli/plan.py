@@ -149,6 +149,17 @@ def stages_of(manifest: "Manifest") -> list[StageShare]:
     ]
 
 
+def memory_note() -> str:
+    """The meaning of the columns of memory, and the difference from what is said on a participant's own machine."""
+    from peer.planning.memory import PROCESS_BYTES
+    from protocol.wording import size
+
+    return (
+        f"Memory is an upper estimate for any machine, with {size(PROCESS_BYTES)} for the process itself: doctor and "
+        "join count what that takes on theirs. Recomputed: with --memory recompute."
+    )
+
+
 def plan_tables(
     manifest: "Manifest",
     on: "Volunteer",
@@ -204,7 +215,7 @@ def plan_tables(
         f"passes of a microbatch: {lasting(planned[own_compression].step.passes, exact=True)} with each k, while the "
         "link carries others; trip: the first one's way through all stages and back. "
         f"step = {inner.microbatches - 1} × the longer of passes and link + trip, "
-        f"round = {inner.steps} × step + exchange."
+        f"round = {inner.steps} × step + exchange. {memory_note()}"
     )
     last = advice(manifest, on, planned[own_compression], overlap)
     return Group(*map(Text, lines), "", cut, "", table, "", Text(sums), "", Text(last))
@@ -371,8 +382,7 @@ def _drawn(manifest: "Manifest", found: list[Participant]) -> "RenderableType":
             size(row.sent_bytes) if row.sent_bytes else "–",
         )
     last = (
-        "Memory is an upper estimate; recomputed: with --memory recompute. Each receives as much as it sends, an "
-        "observer the contributions of all. "
+        f"{memory_note()} Each receives as much as it sends, an observer the contributions of all. "
         "Nothing was made; without --dry-run the run is created and served."
     )
     return Group(*map(Text, lines), "", table, "", Text(last))

@@ -3,6 +3,7 @@
 import os
 import platform
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -43,7 +44,7 @@ def examine_machine(device: torch.device, threads: int, folder: Path) -> list[Fi
         *(sharing_card() if device.type == "cuda" else []),
         busy(os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0, cores(), threads),
         memory(device),
-        disk(folder, 0),
+        disk(folder, ()),
         open_files(),
         clock_finding(time.time()),
     ]
@@ -120,16 +121,18 @@ def memory(device: torch.device) -> Finding:
     return Finding("memory", value, numbers={"free": free, "total": total})
 
 
-def disk(folder: Path, needed: int) -> Finding:
-    """The disk where this peer would keep its files; `needed`: bytes for the run's cheapest stage, 0 where there is no
-    run."""
-    free = free_on_disk(folder)
+def disk(folder: Path, of_stages: Sequence[int]) -> Finding:
+    """The disk where this peer would keep its files; `of_stages`: bytes for each of the run's stages, none where there
+    is no run. The cheapest has to fit."""
+    free, needed = free_on_disk(folder), min(of_stages, default=0)
     value = f"{size(free)} free in {folder}"
     missing = needed - bytes_in(folder)
     if missing > SHARE * free:
         advice = f"Free {size(missing / SHARE - free)} there, or give another disk's folder with --dir"
         return Finding("disk", f"{value}; the run takes {size(needed)}", "failure", advice, {"free": free})
-    value = f"{value}; the run takes {size(needed)} at most" if needed else value
+    most = max(of_stages, default=0)
+    by_stage = f"{size(needed)} to {size(most)} at most, by stage" if needed < most else f"{size(needed)} at most"
+    value = f"{value}; the run takes {by_stage}" if needed else value
     return Finding("disk", value, numbers={"free": free, "needed": needed})
 
 

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from bootstrap.admission.audit_log import last
+from peer.cli import doctor
 from peer.cli.doctor import NOT_TO_JOIN, Around, DoctorOptions, examine
 from peer.diagnosis import machine
 from peer.network.reach.probing import MeasuredWay, NoWay
+from peer.planning.memory import Duty, memory_of, process_bytes
 from peer.process import Terminal
 from protocol.events.activity import Failed, Progress, Serving
 from protocol.events.event import Event
@@ -95,6 +97,18 @@ def test_a_stage_takes_what_a_process_takes_here_beside_the_model(
         monkeypatch.setattr("peer.compute.capacity.resident_bytes", lambda resident=resident: resident)
         needed.append(said(ALONE, capsys)[1]["stage 1"]["numbers"]["memory"])
     assert needed[1] - needed[0] == 4 * 10**8
+
+
+def test_a_process_is_counted_as_a_peer_counts_its_own_before_it_asks_the_network(
+    node: Node, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    order: list[str] = []
+    monkeypatch.setattr("peer.compute.capacity.resident_bytes", lambda: order.append("counted") or 3 * 10**8)
+    real = doctor.look_around
+    monkeypatch.setattr(doctor, "look_around", lambda *asked: order.append("asked") or real(*asked))
+    needed = said(asking(node.ticket), capsys)[1]["stage 1"]["numbers"]["memory"]
+    assert order == ["counted", "asked"]
+    assert needed == memory_of(small_manifest(), Duty("volunteer", 1), process_bytes(3 * 10**8)).total
 
 
 def test_a_person_sees_a_table_with_what_to_do(capsys: pytest.CaptureFixture[str]):

@@ -54,10 +54,16 @@ def test_who_computes_beside_it_spoils_the_measurement():
 
 
 def test_a_full_disk_is_a_failure_and_names_what_is_missing(tmp_path: Path):
-    assert disk(tmp_path, 1).outcome == "ok"
-    full = disk(tmp_path, 10**18)
+    assert disk(tmp_path, [1, 10**18]).outcome == "ok"
+    full = disk(tmp_path, [10**18])
     assert full.outcome == "failure"
     assert "--dir" in full.advice
+
+
+def test_the_disk_of_a_run_is_told_for_the_cheapest_stage_and_the_dearest(tmp_path: Path):
+    assert disk(tmp_path, [3000, 1000, 2000]).value.endswith("; the run takes 1.0 kB to 3.0 kB at most, by stage")
+    assert disk(tmp_path, [1000, 1000]).value.endswith("; the run takes 1.0 kB at most")
+    assert disk(tmp_path, ()).value.endswith(f"free in {tmp_path}")
 
 
 def test_few_files_are_a_warning_with_the_command_that_mends_it(monkeypatch: pytest.MonkeyPatch):
