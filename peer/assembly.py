@@ -122,17 +122,18 @@ async def joined(
     glancing = tasks.spawn(glance(settings.ticket)) if stored is None else None  # beside what follows: nobody waits
     choice = await asyncio.to_thread(choose_stages, settings, descriptor, identity, stored, device)
     membership = stored or await register_here(settings, descriptor, identity, choice.stages)
-    its_stage = (membership.card.stage,)
+    stage = membership.card.stage
     if isinstance(membership, Admitted):
         require_clock(membership.clock_ahead, emit)
-    space = await asyncio.to_thread(require_given, settings, descriptor, membership.card.stage, device)
+    space = await asyncio.to_thread(require_given, settings, descriptor, stage, device)
     view = await glancing if glancing is not None else None
     if view is not None:
         emit(Notice(how_far(view)))
     ahead = ahead_of(descriptor.manifest, view)
-    for sentence in settings.what_is_taken(descriptor.manifest, membership.card.stage, space, device, ahead):
+    first = await asyncio.to_thread(settings.first_download, descriptor, stage, ahead)
+    for sentence in settings.what_is_taken(descriptor.manifest, stage, space, device, ahead, first):
         emit(Notice(sentence))
-    moves_to = await asyncio.to_thread(stages_elsewhere, settings, descriptor, membership.card.stage, device)
+    moves_to = await asyncio.to_thread(stages_elsewhere, settings, descriptor, stage, device)
     async with AsyncExitStack() as opened:  # what is opened last is closed first
         network = await _open(settings, identity, descriptor, membership, opened, emit)
         network.discovery.update_record(moves_to=moves_to)
@@ -159,13 +160,11 @@ async def joined(
         shut_out: asyncio.Future[PeerId] = asyncio.get_running_loop().create_future()
         reconciler = _reconciler(settings, membership, network, contribution_store, shut_out, copies)
         opened.push_async_callback(reconciler.stop)
-        workplace = Workplace(
-            descriptor.manifest, settings.directory, membership.card.stage, device, torch_thread, text
-        )
+        workplace = Workplace(descriptor.manifest, settings.directory, stage, device, torch_thread, text)
         services = _services(workplace, network, reconciler, tasks)
         receipts = KeptReceipts(settings.directory / RECEIPTS, network.discovery.signer.authority)
 
-        ask_again = partial(register_here, settings, descriptor, identity, its_stage)
+        ask_again = partial(register_here, settings, descriptor, identity, (stage,))
 
         async def renew() -> bytes:
             return (await ask_again()).credentials.chain

@@ -19,15 +19,16 @@ from peer.network.reach.reach import ReachMode, Wish
 from peer.pausing import Pauses, QuietHours
 from peer.planning import welcome
 from peer.planning.memory import PROCESS_BYTES, Duty, MemoryName, memory_of
-from peer.store.disk import Space
+from peer.store.disk import Space, bytes_to_fetch
 from peer.traffic import TrafficLimit, read_used
 from protocol import addresses
 from protocol.errors import FormatError, ResourceError, UserError
 from protocol.manifest import Manifest
-from protocol.net.bandwidth import Bandwidth, WireTotal
+from protocol.net.bandwidth import ACKNOWLEDGED, WIRE, Bandwidth, WireTotal
 from protocol.run.run_files import HELD_OUT, TRAIN, Descriptor, files_needed
 from protocol.trust.membership_card import Role
 from protocol.trust.ticket import Ticket
+from protocol.wording import size
 
 LOW_NICENESS = 10
 """The niceness of a volunteer's torch thread: whatever else runs on the machine goes first."""
@@ -240,17 +241,31 @@ class PeerSettings:
         except ValidationError as error:
             raise UserError(f"--microbatch {sequences}: {error.errors()[0]['msg']}") from None
 
+    def first_download(self, descriptor: Descriptor, stage: int, ahead: welcome.RestOfRun) -> float:
+        """The most bytes on the wire that this peer takes before it helps. Looks at its folder: off the event loop."""
+        place, has_begun = stage if self.role == "volunteer" else None, ahead.rounds < descriptor.manifest.outer.rounds
+        names = self.files(descriptor, stage)
+        return (WIRE + ACKNOWLEDGED) * bytes_to_fetch(self.directory, descriptor, names, place, has_begun)
+
     def what_is_taken(
-        self, manifest: Manifest, stage: int, space: Space, device: torch.device, ahead: welcome.RestOfRun
+        self,
+        manifest: Manifest,
+        stage: int,
+        space: Space,
+        device: torch.device,
+        ahead: welcome.RestOfRun,
+        first: float = 0.0,
     ) -> list[str]:
         """The sentences on what a place in a run takes of this machine and its line, in the rounds that are `ahead`.
-        `stage`: of a volunteer."""
+        `stage`: of a volunteer; `first`: bytes of the first download."""
         sentences = []
         if takes := welcome.what_it_takes(manifest, self.role, stage, ahead):
             sentences.append(takes)
-            if self.traffic_limit is not None:
-                moved = 2 * welcome.bytes_of_a_round(manifest, self.role, stage)
-                sentences.append(welcome.allowance(self.traffic_limit, moved, ahead))
+        if first:
+            sentences.append(f"the first download: up to {size(first)}")
+        if self.traffic_limit is not None and sentences and self.role != "observer":
+            moved = 2 * welcome.bytes_of_a_round(manifest, self.role, stage)
+            sentences.append(welcome.allowance(self.traffic_limit, moved, ahead, first))
         memory = 0
         if self.nproc * self.nnodes == 1:
             duty = Duty(self.role, stage, holds=self.hold, audits=self.audit)
@@ -270,15 +285,15 @@ class PeerSettings:
         return [name for name in needed if name not in unread]
 
 
-def bytes_of(flag: str, size: str | int | None) -> int | None:
+def bytes_of(flag: str, given: str | int | None) -> int | None:
     """`8GB`, `7.5 GiB` or `900MB` in bytes; what is bytes already, or None, as it is.
 
     Raises:
         UserError: it says something else; the message names the option `flag`.
     """
-    if not isinstance(size, str):
-        return size
-    matched = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]+)", size.strip().lower())
+    if not isinstance(given, str):
+        return given
+    matched = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]+)", given.strip().lower())
     if matched is None or matched[2] not in UNITS or not float(matched[1]):
-        raise UserError(f"{flag} {size!r}: give a size with its unit, such as 8GB or 900MB")
+        raise UserError(f"{flag} {given!r}: give a size with its unit, such as 8GB or 900MB")
     return int(float(matched[1]) * UNITS[matched[2]])

@@ -38,6 +38,8 @@ def how_far(view: View) -> str:
         case "stalled":
             why = f": {view.state_why}" if view.state_why else ""
             words = f"it stands still at round {view.round} of {view.rounds}{why}"
+        case "finished":
+            words = f"the run is over: its {view.rounds} rounds are finished"
         case _:
             remaining = f", about {lasting(view.seconds_left)} are left" if view.seconds_left is not None else ""
             words = f"it is at round {view.round} of {view.rounds}{remaining}"
@@ -56,13 +58,16 @@ def ahead_of(manifest: Manifest, view: View | None) -> RestOfRun:
     """The rest of a run, by the operator's node; without its `view` all of the run."""
     if view is None or view.round > view.rounds:
         return RestOfRun(manifest.outer.rounds)
+    if view.state == "finished":
+        return RestOfRun(0)
     rounds = view.rounds - max(1, view.round) + 1
     return RestOfRun(rounds, view.seconds_left / rounds if view.seconds_left else None)
 
 
 def what_it_takes(manifest: Manifest, role: Role, stage: int, ahead: RestOfRun) -> str:
-    """The part of the run that a peer does, and the traffic that it takes, in a sentence; empty for who only looks."""
-    if role == "observer":
+    """The part of the run that a peer does, and the traffic that it takes, in a sentence; empty for who only looks,
+    and where no round is left."""
+    if role == "observer" or not ahead.rounds:
         return ""
     rounds, seconds, moved = ahead.rounds, ahead.seconds, bytes_of_a_round(manifest, role, stage)
     does = f"stage {stage} of {manifest.replicas.stages}" if role == "volunteer" else "all stages"
@@ -86,20 +91,22 @@ def what_it_keeps(memory: int, threads: int, device: str, is_low: bool, disk: in
     )
 
 
-def allowance(limit: TrafficLimit, moved: float, ahead: RestOfRun) -> str:
-    """The traffic that a peer's owner allows, beside what the run takes here, in a sentence: `moved` bytes both ways in
-    each round that is left."""
+def allowance(limit: TrafficLimit, moved: float, ahead: RestOfRun, first: float = 0.0) -> str:
+    """The traffic that a peer's owner allows, beside what the run takes here, in a sentence: `first` bytes before it
+    helps, and `moved` bytes both ways in each round that is left."""
     rounds, seconds = ahead.rounds, ahead.seconds
     moved += SMALL_BYTES_A_SECOND * (seconds or 0)
-    if rounds * moved <= limit.most_bytes:
-        moves = f"what is left of the run moves about {size(rounds * moved)} here, both ways"
+    if first + rounds * moved <= limit.most_bytes:
+        moves = f"what is left of the run moves about {size(first + rounds * moved)} here, both ways"
         return f"{moves}, within --max-traffic {limit.words}"
     then = f"this peer then pauses until the next {limit.span}"
+    if first >= limit.most_bytes:
+        return f"--max-traffic {limit.words} is used up within the first download; {then}, and goes on with it"
     if seconds is None:
-        enough = limit.most_bytes / moved
+        enough = (limit.most_bytes - first) / moved
         return f"--max-traffic {limit.words} is used up after {enough:,.0f} of {rounds:,} rounds; {then}"
     a_day = moved * DAY_SECONDS / seconds
-    lasts = limit.most_bytes / a_day * DAY_SECONDS
+    lasts = (limit.most_bytes - first) / a_day * DAY_SECONDS
     takes = f"the run takes about {size(a_day)} a day here, both ways"
     if lasts >= DAYS_OF_SPAN[limit.span] * DAY_SECONDS:
         return f"{takes}, within --max-traffic {limit.words}"

@@ -94,6 +94,15 @@ def _followed(manifest: Manifest, stage: int | None) -> list[Part]:
     return list(model_layout(manifest)) if stage is None else parts_followed(manifest, stage)
 
 
+def bytes_to_fetch(folder: Path, descriptor: Descriptor, names: Sequence[str], stage: int | None, state: bool) -> int:
+    """The most bytes that a peer fetches before it can help: of the run's files of these names, those that its folder
+    lacks; and with `state` that of its parts after a round. Looks at the folder: off the event loop."""
+    manifest, layouts = descriptor.manifest, model_layout(descriptor.manifest)
+    files = [descriptor.file(name) for name in names if not (folder / name).is_file()]
+    followed = sum(elements(layouts[part]) for part in _followed(manifest, stage)) if state else 0
+    return sum(file.size for file in files) + STATE_BYTES * followed
+
+
 def space_in(
     folder: Path, descriptor: Descriptor, names: Sequence[str], stage: int | None, trains: bool, most: int | None
 ) -> Space:

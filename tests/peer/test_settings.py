@@ -18,10 +18,13 @@ from peer.settings import LOW_NICENESS, Meeting, PeerSettings, bytes_of
 from peer.store.disk import Space
 from peer.traffic import USED_FILE, TrafficLimit, Used, write_used
 from protocol.errors import UserError
-from protocol.identity import RunId
+from protocol.identity import PeerId, RunId
+from protocol.layout import elements, model_layout, parts_followed
 from protocol.manifest import check_manifest
+from protocol.run.run_files import RunFile, descriptor_of, file_names, files_needed
 from protocol.trust.ticket import Ticket
 from protocol.wording import size
+from tests.reference.small_manifest import small_manifest
 
 TICKET = Ticket(RunId("ab" * 32), b"\2" + b"k" * 32, ("h:1",), ())
 
@@ -74,12 +77,29 @@ def test_the_place_in_a_run_is_told_with_what_it_takes_of_line_memory_cores_and_
 
     assert starts() == ["this mach", "it takes "]
     assert starts(max_traffic="1GB/day")[::2] == starts()
+    taken = said(max_traffic="1MB/day").what_is_taken(run, 1, space, cpu, RestOfRun(100, 60.0), 1.2e7)
+    assert taken[1] == "the first download: up to 12.0 MB"
+    assert "1MB/day is used up within the first download" in taken[2]
     needed = memory_of(run, Duty("volunteer", 1)).total
     assert (
         f"up to {size(needed)} of memory, 3 cores"
         in said(threads=3).what_is_taken(run, 1, space, cpu, RestOfRun(100))[-1]
     )
     assert "of memory" not in said(nproc=2, threads=3).what_is_taken(run, 1, space, cpu, RestOfRun(100))[-1]
+
+
+def test_the_first_download_is_what_the_folder_lacks_and_a_state_once_rounds_have_ended(tmp_path: Path):
+    run = small_manifest()
+    descriptor = descriptor_of(run, PeerId("Qmoperator"), [RunFile(name, "ab" * 32, 10**6) for name in file_names(run)])
+    settings, names = replace(said(), directory=tmp_path), files_needed(descriptor, 1)
+    fresh = settings.first_download(descriptor, 1, RestOfRun(run.outer.rounds))
+    assert 10**6 * len(names) < fresh < 1.2e6 * len(names)
+    values = sum(elements(model_layout(run)[part]) for part in parts_followed(run, 1))
+    late = settings.first_download(descriptor, 1, RestOfRun(1))
+    assert late - fresh == pytest.approx(4 * values * fresh / (10**6 * len(names)))
+    for name in names:
+        (tmp_path / name).touch()
+    assert settings.first_download(descriptor, 1, RestOfRun(run.outer.rounds)) == 0
 
 
 def test_why_a_peer_pauses_is_read_from_its_folder(tmp_path: Path):

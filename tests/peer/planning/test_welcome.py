@@ -71,6 +71,7 @@ def test_a_newcomer_reads_how_far_the_run_is_how_long_it_goes_on_and_where_it_la
     assert how_far(gathering) == "it has not begun yet: it waits for 1 datacenter (0 of 1)"
     stalled = view(state="stalled", state_why="no replica is complete")
     assert how_far(stalled) == "it stands still at round 12 of 100: no replica is complete"
+    assert how_far(view(round=100, state="finished")) == "the run is over: its 100 rounds are finished"
     assert "\x1b" not in how_far(view(short="\x1b[2J"))
 
 
@@ -86,6 +87,7 @@ def test_the_traffic_is_that_of_what_is_left_with_a_day_where_it_takes_longer():
     soon = what_it_takes(ours, "volunteer", 1, ahead_of(ours, view(seconds_left=89 * 30.0)))
     assert soon.endswith(f"; {size(89 * moved)} each way in the 89 rounds left, about 44.5 min")
     assert ahead_of(ours, view()) == RestOfRun(89)
+    assert what_it_takes(ours, "volunteer", 1, ahead_of(ours, view(round=100, state="finished"))) == ""
     assert ahead_of(ours, view(round=0, seconds_left=5000.0)) == RestOfRun(100, 50.0)
     assert ahead_of(ours, None) == RestOfRun(100)
     assert what_it_takes(ours, "volunteer", 1, RestOfRun(100)).endswith("each way in all 100 rounds")
@@ -105,6 +107,20 @@ def test_a_limit_of_traffic_is_told_beside_what_the_run_takes():
     )
     assert allowance(monthly, 1e9, RestOfRun(100, 1.0)) == (
         "what is left of the run moves about 100.0 GB here, both ways, within --max-traffic 200GB/month"
+    )
+
+
+def test_the_first_download_counts_against_the_limit_of_traffic():
+    daily = TrafficLimit(5 * 10**9, "day", "5GB/day")
+    assert allowance(daily, 1e9, RestOfRun(3), 2e9) == (
+        "what is left of the run moves about 5.0 GB here, both ways, within --max-traffic 5GB/day"
+    )
+    assert "is used up after 2 of 4 rounds" in allowance(daily, 1e9, RestOfRun(4), 3e9)
+    assert allowance(daily, 4.9e9, RestOfRun(9, 86400.0), 4e9).startswith("the run takes about 5.9 GB a day here")
+    assert "is used up in 4.0 h" in allowance(daily, 4.9e9, RestOfRun(9, 86400.0), 4e9)
+    assert allowance(daily, 1.0, RestOfRun(4), 5e9) == (
+        "--max-traffic 5GB/day is used up within the first download; this peer then pauses until the next day, and "
+        "goes on with it"
     )
 
 
