@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from peer.diagnosis.finding import Finding, Outcome
+    from peer.diagnosis.verdict import Room
     from peer.network.reach.probing import Handshake, MeasuredWay, NoWay
     from peer.network.reach.reach import Reach, Wish
     from peer.process import Terminal
@@ -78,7 +79,7 @@ def examine(options: DoctorOptions, terminal: "Terminal") -> int:
     import peer.daemon  # the modules of a peer's process, so that this one has its size
     from peer.cli.tables import print_table
     from peer.compute.capacity import cores, find_device, resident_bytes
-    from peer.diagnosis import machine
+    from peer.diagnosis import machine, verdict
     from peer.diagnosis.finding import gravest
     from peer.network.reach.reach import Wish
     from peer.planning.memory import process_bytes
@@ -100,8 +101,9 @@ def examine(options: DoctorOptions, terminal: "Terminal") -> int:
             findings = [finding for finding in findings if finding.name not in ("clock", "disk")]
             findings += of_network(around)
         manifest = _manifest(options, around)
+        whole = None
         if manifest is not None:
-            findings += of_stages(
+            more, whole = of_stages(
                 manifest,
                 around,
                 device=device,
@@ -111,7 +113,10 @@ def examine(options: DoctorOptions, terminal: "Terminal") -> int:
                 limit=options.seconds,
                 terminal=terminal,
             )
-        print_table(terminal, map(asdict, findings), findings_table(findings, manifest))
+            findings += more
+        findings.append(verdict.conclusion(findings, whole, around is not None and around.is_over))
+        kind = "The run" if around else "A run like"
+        print_table(terminal, map(asdict, findings), findings_table(findings, manifest, kind))
         return NOT_TO_JOIN if gravest([finding.outcome for finding in findings]) == "failure" else 0
 
     return exit_code_of(terminal.emit, work)
@@ -138,7 +143,8 @@ def _manifest(options: DoctorOptions, around: "Around | None") -> "Manifest | No
         return around.descriptor.manifest if around.descriptor else None
     preset = options.preset or "512m"
     return manifests.check_manifest(
-        {"model": {"preset": preset}, "replicas": {"stages": options.stages}}, "--preset, --stages"
+        {"run": {"name": preset}, "model": {"preset": preset}, "replicas": {"stages": options.stages}},
+        "--preset, --stages",
     )
 
 
@@ -242,9 +248,9 @@ def of_stages(
     folder: Path,
     limit: float,
     terminal: "Terminal",
-) -> list["Finding"]:
-    """The findings about each stage, and a group of them, on this machine. `process`: bytes of a process without
-    a model; `limit`: seconds of computing a kind."""
+) -> tuple[list["Finding"], "Room"]:
+    """The findings about each stage, a group of them, and a whole replica, on this machine; and the room for that.
+    `process`: bytes of a process without a model; `limit`: seconds of computing a kind."""
     from peer.compute.capacity import free_memory
     from peer.compute.fitting import best_way, where_computed
     from peer.diagnosis import machine, network, speed, verdict
@@ -253,13 +259,16 @@ def of_stages(
     from peer.store import disk
     from protocol.events.activity import Progress
     from protocol.run.run_files import files_needed
+    from protocol.wording import size
 
     stages = range(manifest.replicas.stages)
-    rooms = []
-    for stage in stages:
-        way, lacking = best_way(manifest, Duty("volunteer", stage), device, process=process)
+
+    def room(duty: Duty) -> Room:
+        way, lacking = best_way(manifest, duty, device, process=process)
         needed = where_computed(memory_of(manifest, way, process), device)
-        rooms.append(Room(needed, free_memory(device), way.recompute, lacking.words if lacking is not None else ""))
+        return Room(needed, free_memory(device), way.recompute, lacking.words if lacking is not None else "")
+
+    rooms, whole = [room(Duty("volunteer", stage)) for stage in stages], room(Duty("datacenter"))
 
     def on_stage(stage: int) -> None:
         terminal.emit(Progress(f"computing stage {stage}, for {limit:.0f} s or so"))
@@ -273,13 +282,19 @@ def of_stages(
         files = around.descriptor
         spaces = [disk.space_in(folder, files, files_needed(files, stage), stage, True, None) for stage in stages]
         findings.append(machine.disk(folder, [space.needed for space in spaces]))
-    findings += verdict.stages(manifest, speeds, rooms, link, around.round_seconds if around else 0.0)
-    group = verdict.group(manifest, speeds, link)
-    return findings if group is None else [*findings, group]
+        space = disk.space_in(folder, files, files_needed(files, None), None, True, None)
+        if whole.fits and space.needed > space.limit:
+            whole = replace(whole, lacking=f"{size(space.needed)} of disk, and {size(space.limit)} can be had")
+    swarm = around.round_seconds if around else 0.0
+    findings += verdict.stages(manifest, speeds, rooms, link, swarm)
+    group, replica = verdict.group(manifest, speeds, link), verdict.whole_replica(manifest, speeds, whole, link, swarm)
+    seconds = swarm or (group.numbers["round"] if group is not None else 0.0)
+    findings.append(verdict.traffic(manifest, seconds))
+    return [*findings, *(finding for finding in (group, replica) if finding is not None)], whole
 
 
-def findings_table(findings: Sequence["Finding"], manifest: "Manifest | None") -> "RenderableType":
-    """The findings for a person: a line for the run, a row for each check, and below it what to do."""
+def findings_table(findings: Sequence["Finding"], manifest: "Manifest | None", kind: str) -> "RenderableType":
+    """The findings for a person: a line for the run (of this `kind`), a row for each check, and below it what to do."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -301,7 +316,7 @@ def findings_table(findings: Sequence["Finding"], manifest: "Manifest | None") -
     replicas = manifest.replicas
     k = "k by link" if replicas.compression == "auto" else f"k = d/{replicas.compression} in {replicas.wire}"
     line = (
-        f"{manifest.run.name}: {abbreviated(parameter_count(manifest))} parameters in {replicas.stages} stages, "
+        f"{kind} {manifest.run.name}: {abbreviated(parameter_count(manifest))} parameters in {replicas.stages} stages, "
         f"{replicas.total} replicas, H = {manifest.inner.steps}, {k}"
     )
     return Group(Text(printable(line)), "", table)

@@ -19,14 +19,20 @@ from peer.planning.model import (
     round_of_group,
     work_of,
 )
+from peer.planning.welcome import DAY_SECONDS, bytes_of_a_round
 from protocol.manifest import Manifest
-from protocol.wording import digits, lasting, size
+from protocol.wording import digits, lasting, numbers_named, size
 
 SLOW_ROUND_RATIO = 1.1
 """The ratio to the swarm's duration of a round from which a round counts as slow."""
 
 WELL_USED = 0.9
 """The use of the device that counts as good, where nobody knows the swarm's duration."""
+
+LONG_ROUND_SECONDS = 3600.0
+"""The duration of a round, in seconds, that counts as slow where nobody knows the swarm's."""
+
+TOO_LONG = "a round of more than an hour is slow"
 
 WHOLE_MICROBATCH_SHARE = 0.99
 """The share of a microbatch below which the verdict says how much was measured."""
@@ -138,14 +144,92 @@ def _verdict(manifest: Manifest, stage: int, speed: Speed, room: Room, on: Volun
     sentence += f"; {LIMIT_NOUNS[estimate.limit]} is the limit"
     sentence += f"; {size(room.needed)} of memory{', with activations recomputed' if room.recompute else ''}"
     sentence += f"; computed from {speed.share:.1%} of a microbatch" if speed.share < WHOLE_MICROBATCH_SHARE else ""
-    late = estimate.seconds > SLOW_ROUND_RATIO * swarm if swarm else estimate.utilization < WELL_USED
-    if not late:
+    too_long = _takes_too_long(estimate.seconds, swarm)
+    sentence += f"; {TOO_LONG}" if too_long and not swarm else ""
+    if not too_long and (swarm or estimate.utilization >= WELL_USED):
         return Finding(f"stage {stage}", sentence, numbers=numbers)
     remedy = REMEDIES[estimate.limit]
     if estimate.limit in ("upload", "download") and best is not None:
         sentence += f"; k = d/{best} would fit" if best > ratio else "; it is the exchange that does not fit"
         remedy = remedy if best > ratio or manifest.outer.overlap else EXCHANGE
     return Finding(f"stage {stage}", sentence, "warning", remedy, numbers)
+
+
+def _takes_too_long(seconds: float, swarm: float) -> bool:
+    """Whether a round of so many seconds is slow, beside the swarm's or, where that is 0, by itself."""
+    return seconds > (SLOW_ROUND_RATIO * swarm if swarm else LONG_ROUND_SECONDS)
+
+
+def whole_replica(
+    manifest: Manifest, speeds: Sequence[Speed | None], room: Room, on: Volunteer | None, swarm: float
+) -> Finding | None:
+    """The verdict on a whole replica, whose stages this machine computes one after the other; None: it does not fit,
+    or was not measured."""
+    measured = [speed for speed in speeds if speed is not None]
+    if not room.fits or len(measured) < len(speeds):
+        return None
+    inner = manifest.inner
+    step = inner.microbatches * sum(speed.passes for speed in measured) + sum(speed.update for speed in measured)
+    exchange = 8 * bytes_of_a_round(manifest, "datacenter", 0) / min(on.up, on.down) if on is not None else 0.0
+    trained = inner.steps * step
+    seconds = max(trained, exchange) if manifest.outer.overlap else trained + exchange
+    seconds += sum(speed.closing for speed in measured)
+    sentence = (
+        f"all stages would take about {lasting(seconds)} a round here ({lasting(step)} an inner step)"
+        f"{f'; the swarm takes {lasting(swarm)}' if swarm else ''}; {size(room.needed)} of memory"
+        f"{', with activations recomputed' if room.recompute else ''}"
+    )
+    numbers = {"step": step, "round": seconds, "memory": room.needed, "swarm_round": swarm}
+    if not _takes_too_long(seconds, swarm):
+        return Finding("replica", sentence, numbers=numbers)
+    sentence += "" if swarm else f"; {TOO_LONG}"
+    return Finding("replica", sentence, "warning", REMEDIES["compute" if trained >= exchange else "upload"], numbers)
+
+
+def traffic(manifest: Manifest, seconds: float) -> Finding:
+    """The bytes that a stage and a whole replica send in a round, and in a day of rounds of so many `seconds`."""
+    by_stage = [bytes_of_a_round(manifest, "volunteer", stage) for stage in range(manifest.replicas.stages)]
+    whole = bytes_of_a_round(manifest, "datacenter", 0)
+
+    def both(times: float) -> str:
+        least, most = size(times * min(by_stage)), size(times * max(by_stage))
+        stage = f"a stage {least}" if least == most else f"a stage {least} to {most}"
+        return f"{stage}, a whole replica {size(times * whole)}"
+
+    numbers = {"most_of_a_stage": max(by_stage), "replica": whole}
+    a_day = f"; in a day of rounds of {lasting(seconds)}, {both(DAY_SECONDS / seconds)}" if seconds else ""
+    return Finding("traffic", f"each way in a round: {both(1)}{a_day}", numbers=numbers)
+
+
+def conclusion(findings: Sequence[Finding], whole: Room | None, is_over: bool) -> Finding:
+    """The end of a diagnosis, in a sentence: whether this machine can join, as what, and how well. `whole`: the room
+    for a whole replica; None: the run is not known."""
+    if is_over:
+        value = "the run is over, and nobody can help it any more"
+        return Finding("verdict", value, "warning", "For another run, ask for its ticket")
+    if failures := [finding.name for finding in findings if finding.outcome == "failure"]:
+        value = f"this machine cannot join: {', '.join(failures)}"
+        return Finding("verdict", value, "failure", "Mend that first, as is said above")
+    judged = [finding for finding in findings if "round" in finding.numbers]
+    by_name = {finding.name: finding.outcome for finding in judged}
+    named = [(int(name.removeprefix("stage ")), outcome) for name, outcome in by_name.items() if name[:6] == "stage "]
+    well, slow = ([stage for stage, outcome in named if outcome == kind] for kind in ("ok", "warning"))
+    if well and slow:
+        value = f"this machine can serve {_stages_named(well)} well, and {_stages_named(slow)} slowly"
+    elif named:
+        value = f"this machine can serve {_stages_named(well or slow)}{'' if well else ', but slowly'}"
+    else:
+        value = "nothing stands in the way of joining"
+    if whole is not None:
+        fits = "fits" if by_name.get("replica", "ok") == "ok" else "fits, but would be slow"
+        value += f"; a whole replica {fits if whole.fits else f'does not fit: it takes {whole.lacking}'}"
+    if well or not named or by_name.get("replica") == "ok":
+        return Finding("verdict", value)
+    return Finding("verdict", value, "warning", "What would make it quicker is said above")
+
+
+def _stages_named(stages: Sequence[int]) -> str:
+    return f"{'stage' if len(stages) == 1 else 'stages'} {numbers_named(stages)}"
 
 
 def group(manifest: Manifest, speeds: Sequence[Speed | None], on: Volunteer | None) -> Finding | None:

@@ -82,7 +82,7 @@ def test_without_a_ticket_this_machine_alone_is_looked_at(capsys: pytest.Capture
     assert code == 0
     assert list(found) == [
         *("versions", "device", "cores", "memory", "disk", "open files", "clock"),
-        *("stage 0", "stage 1", "group"),
+        *("stage 0", "stage 1", "traffic", "group", "replica", "verdict"),
     ]
     assert all(bool(each["advice"]) == (each["outcome"] != "ok") for each in found.values())
     assert found["stage 0"]["numbers"]["passes"] > 0
@@ -114,7 +114,8 @@ def test_a_process_is_counted_as_a_peer_counts_its_own_before_it_asks_the_networ
 def test_a_person_sees_a_table_with_what_to_do(capsys: pytest.CaptureFixture[str]):
     assert examine(ALONE, Terminal(lambda event: None)) == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert "1.4 million parameters in 2 stages" in out
+    assert out.startswith("A run like nano: 1.4 million parameters in 2 stages")
+    assert out.endswith("verdict ok this machine can serve stages 0 and 1; a whole replica fits")
     assert "stage 1 ok would take" in out
 
 
@@ -128,7 +129,9 @@ def test_a_run_is_looked_at_without_joining_it(node: Node, capsys: pytest.Captur
     assert found["reachable"]["outcome"] == "ok"
     assert found["peers"]["value"] == "nobody is in the run now"
     assert found["disk"]["numbers"]["needed"] > 0
-    assert {"stage 0", "stage 1", "group"} <= found.keys()
+    assert {"stage 0", "stage 1", "group", "traffic", "replica"} <= found.keys()
+    assert found["verdict"]["value"].startswith("this machine can serve stage")  # how well, a busy machine decides
+    assert "; a whole replica fits" in found["verdict"]["value"]
     assert not last(node.folder, 9)
 
 
@@ -144,6 +147,7 @@ def test_what_is_wrong_with_each_node_is_told_and_the_machine_is_looked_at(
         assert found[f"node {nobody}"]["outcome"] == "failure"
         assert "versions" in found
         assert "stage 0" not in found
+        assert found["verdict"]["value"] == f"this machine cannot join: node {nobody}"
         code, found, _ = said(asking(str(both)), capsys)
     assert code == 0, [each for each in found.values() if each["outcome"] == "failure"]
     assert found[f"node {nobody}"]["outcome"] == "warning"

@@ -2,10 +2,12 @@
 
 import pytest
 
-from peer.diagnosis.verdict import Room, Speed, group, stages
+from peer.diagnosis.finding import Finding
+from peer.diagnosis.verdict import LONG_ROUND_SECONDS, Room, Speed, conclusion, group, stages, traffic, whole_replica
 from peer.planning.model import Volunteer, round_of, round_of_group, work_of
+from peer.planning.welcome import bytes_of_a_round
 from protocol.manifest import Manifest, check_manifest
-from protocol.wording import lasting
+from protocol.wording import lasting, size
 
 MANIFEST = check_manifest({"model": {"preset": "512m"}, "replicas": {"stages": 4}})
 ROOMY = Room(8 * 10**9, 24 * 10**9)
@@ -117,3 +119,77 @@ def test_stages_that_are_alike_are_a_group_as_the_plan_has_it():
     on = Volunteer(1e12, 20e6, 100e6, 0.02)
     assert round_of_group([work] * 4, on) == round_of(work, on)
     assert work_of(MANIFEST).operations == max(work_of(MANIFEST, stage=stage).operations for stage in range(4))
+
+
+def test_a_round_that_lasts_for_hours_is_a_warning_where_nobody_knows_the_swarms():
+    slow, quick = verdicts(MANIFEST, 10.0, None)[1], verdicts(MANIFEST, 4.0, None)[1]
+    assert quick.numbers["round"] < LONG_ROUND_SECONDS < slow.numbers["round"]
+    assert (slow.outcome, quick.outcome) == ("warning", "ok")
+    assert "a round of more than an hour is slow" in slow.value
+    assert "quicker device" in slow.advice
+    assert verdicts(MANIFEST, 10.0, None, swarm=slow.numbers["round"])[1].outcome == "ok"
+
+
+def test_a_whole_replica_computes_all_stages_and_exchanges_all_parts():
+    speeds = [speed(0.1)] * 4
+    alone = whole_replica(MANIFEST, speeds, ROOMY, None, 0.0)
+    assert alone is not None
+    inner = MANIFEST.inner
+    assert alone.numbers["step"] == pytest.approx(4 * (0.1 * inner.microbatches + 0.1))
+    assert alone.numbers["round"] == pytest.approx(inner.steps * alone.numbers["step"] + 4.0)
+    linked = whole_replica(MANIFEST, speeds, ROOMY, HOME, 0.0)
+    assert linked is not None
+    exchange = 8 * bytes_of_a_round(MANIFEST, "datacenter", 0) / 10e6
+    assert linked.numbers["round"] == pytest.approx(alone.numbers["round"] + exchange)
+    slow = whole_replica(MANIFEST, speeds, ROOMY, None, 0.5 * alone.numbers["round"])
+    assert slow is not None
+    assert slow.outcome == "warning"
+    assert whole_replica(MANIFEST, speeds, TIGHT, None, 0.0) is None
+    assert whole_replica(MANIFEST, [*speeds[:3], None], ROOMY, None, 0.0) is None
+
+
+def test_the_traffic_is_told_by_round_and_by_day():
+    end, middle = (bytes_of_a_round(MANIFEST, "volunteer", stage) for stage in (0, 1))
+    whole = bytes_of_a_round(MANIFEST, "datacenter", 0)
+    a_round = f"each way in a round: a stage {size(end)} to {size(middle)}, a whole replica {size(whole)}"
+    assert traffic(MANIFEST, 0.0).value == a_round
+    assert traffic(MANIFEST, 43200.0).value == (
+        f"{a_round}; in a day of rounds of 12.0 h, a stage {size(2 * end)} to {size(2 * middle)}, "
+        f"a whole replica {size(2 * whole)}"
+    )
+
+
+def judged(name: str, outcome: str = "ok") -> Finding:
+    advice = "" if outcome == "ok" else "Do something"
+    return Finding(name, "would take", outcome, advice, {"round": 1.0})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "whole", "expected", "outcome"),
+    [
+        (("ok", "ok"), ROOMY, "this machine can serve stages 0 and 1; a whole replica fits", "ok"),
+        (
+            ("ok", "warning"),
+            TIGHT,
+            "this machine can serve stage 0 well, and stage 1 slowly; a whole replica does not fit: it takes 8.0 GB of "
+            "memory, and 4.0 GB are free",
+            "ok",
+        ),
+        (("warning", "warning"), None, "this machine can serve stages 0 and 1, but slowly", "warning"),
+        (("failure", "failure"), TIGHT, "this machine cannot join: stage 0, stage 1", "failure"),
+    ],
+)
+def test_the_end_says_whether_this_machine_can_join_and_as_what(
+    outcomes: tuple[str, ...], whole: Room | None, expected: str, outcome: str
+):
+    findings = [judged(f"stage {stage}", each) for stage, each in enumerate(outcomes)]
+    end = conclusion(findings, whole, False)
+    assert (end.value, end.outcome) == (expected, outcome)
+
+
+def test_the_end_tells_a_slow_replica_and_a_run_that_is_over():
+    findings = [judged("stage 0"), judged("replica", "warning")]
+    assert conclusion(findings, ROOMY, False).value.endswith("; a whole replica fits, but would be slow")
+    assert "the run is over" in conclusion(findings, ROOMY, True).value
+    too_large = Finding("stage 1", "does not fit", "warning", "Join with another stage", {"memory": 1.0})
+    assert conclusion([judged("stage 0"), too_large], None, False).value == "this machine can serve stage 0"
