@@ -89,6 +89,23 @@ def test_a_peers_help_shows_eight_options_in_less_than_a_screen_of_ninety_lines_
     assert {*FLAGS[command].split()} - shown <= {"until-stdin-closes", "hold"}
 
 
+@pytest.mark.parametrize(
+    ("asked", "answer"),
+    [
+        ("join --dry-run", "No such option: --dry-run. `hetpeer doctor TICKET` says, without joining,"),
+        ("observe --dry-run", "`hetpeer doctor TICKET` says, without joining,"),
+        ("join --nproc 2", "No such option: --nproc. It is an option of `hetpeer replica`."),
+        ("doctor --max-memory 8GB", "It is an option of `hetpeer join` and `hetpeer replica` and `hetpeer observe`."),
+        ("join --max-trafic 1GB/day", "No such option: --max-trafic (Possible options: "),
+        ("join --hold", "No such option: --hold"),
+    ],
+)
+def test_an_option_of_another_command_is_pointed_to(asked: str, answer: str):
+    refused = CliRunner().invoke(app, asked.split(), env={"COLUMNS": "200"})
+    assert refused.exit_code == 2
+    assert answer in " ".join(refused.output.split())
+
+
 def test_a_replica_computes_in_one_process_at_least():
     refused = CliRunner().invoke(app, ["replica", "--nproc", "0"], env={"COLUMNS": "200"})
     assert refused.exit_code == 2

@@ -38,7 +38,7 @@ from peer.cli.rewind import REWIND_EXAMPLES, rewind
 from peer.cli.runs import RUNS_EXAMPLES, runs
 from peer.cli.status import STATUS_EXAMPLES, status
 from peer.cli.testnet import TESTNET_EXAMPLES, testnet
-from peer.cli.usual_options import usual_help
+from peer.cli.usual_options import Sister, usual_help
 from peer.cli.why import WHY_EXAMPLES, why
 
 HELP_EXAMPLES = (
@@ -83,13 +83,13 @@ app.command(cls=usual_help(REPLICA_OPTIONS), epilog=REPLICA_EXAMPLES, rich_help_
 app.command(cls=usual_help(OBSERVE_OPTIONS), epilog=OBSERVE_EXAMPLES, rich_help_panel=TAKE_PART)(observe)
 app.command(epilog=PAUSE_EXAMPLES, rich_help_panel=TAKE_PART)(pause)
 app.command(epilog=RESUME_EXAMPLES, rich_help_panel=TAKE_PART)(resume)
-app.command(epilog=DOCTOR_EXAMPLES, rich_help_panel=SEE)(doctor)
+app.command(cls=Sister, epilog=DOCTOR_EXAMPLES, rich_help_panel=SEE)(doctor)
 app.command(epilog=STATUS_EXAMPLES, rich_help_panel=SEE)(status)
 app.command(epilog=RUNS_EXAMPLES, rich_help_panel=SEE)(runs)
 app.command(epilog=DASHBOARD_EXAMPLES, rich_help_panel=SEE)(dashboard)
 app.command(epilog=WHY_EXAMPLES, rich_help_panel=SEE)(why)
 app.command(epilog=CREDIT_EXAMPLES, rich_help_panel=SEE)(credit)
-app.command(epilog=BOOTSTRAP_EPILOG, rich_help_panel=RUN_A_RUN)(bootstrap)
+app.command(cls=Sister, epilog=BOOTSTRAP_EPILOG, rich_help_panel=RUN_A_RUN)(bootstrap)
 app.command(epilog=PLAN_EXAMPLES, rich_help_panel=RUN_A_RUN)(plan)
 app.command(epilog=EXPORT_EXAMPLES, rich_help_panel=MODELS)(export)
 app.command(epilog=SAMPLE_EXAMPLES, rich_help_panel=MODELS)(sample)

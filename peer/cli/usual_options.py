@@ -1,6 +1,7 @@
-"""Help in two lengths: `--help` shows the options that people use, `--help-all` all of them."""
+"""Help in two lengths: `--help` shows the options that people use, `--help-all` all of them. And for an option that
+only another command has, where it is."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 from typer.core import TyperCommand, TyperOption
@@ -9,7 +10,44 @@ ALWAYS = frozenset({"help", "help_all", "ticket"})
 """The options and arguments that every help shows."""
 
 
-class UsualHelp(TyperCommand):
+INSTEAD = {"--dry-run": "`hetpeer doctor TICKET` says, without joining, what this machine would do and take"}
+"""The way to what an option would do that commands lack, and that people try."""
+
+UsageError = cast("type[Exception]", typer.BadParameter.__mro__[1])
+"""The base of all errors in how a command is called: Typer does not export it."""
+
+
+class Sister(TyperCommand):
+    """A command that says of an option that it lacks which other commands have it."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except UsageError as error:
+            if hasattr(error, "possibilities") and (words := self._elsewhere(ctx, getattr(error, "option_name", ""))):
+                vars(error).update(message=f"{vars(error)['message']}. {words}", possibilities=None)
+            raise
+
+    def _elsewhere(self, ctx: Any, option: str) -> str:
+        """The way to what an option would do, in a sentence; empty: no command has it."""
+        if option in INSTEAD:
+            return f"{INSTEAD[option]}."
+        sisters = getattr(ctx.parent and ctx.parent.command, "commands", {})
+        owners = [
+            f"`hetpeer {name}`"
+            for name, command in sisters.items()
+            if isinstance(command, Sister) and option in _options_of(command)
+        ]
+        return f"It is an option of {' and '.join(owners)}." if owners else ""
+
+
+def _options_of(command: TyperCommand) -> set[str]:
+    """The options that a command's help shows, as they are typed."""
+    shown = [option for option in command.params if isinstance(option, TyperOption) and not option.hidden]
+    return {typed for option in shown for typed in option.opts}
+
+
+class UsualHelp(Sister):
     """A command whose `--help` shows its `usual` options alone."""
 
     usual: frozenset[str] = frozenset()
