@@ -83,8 +83,8 @@ async def comes_too_late(settings: PeerSettings, identity: Identity, emit: Liste
         return False  # joining says it better
     if not rounds or await recall_place(settings, identity) is not None:
         return False
-    sentence = f"the run is over: its {rounds} rounds are finished; `hetpeer export` takes its model from who holds it"
-    emit(Notice(sentence))
+    how = "`hetpeer export TICKET --out model` takes its model from who holds it"
+    emit(Notice(f"the run is over: its {rounds} rounds are finished; {how}"))
     return True
 
 

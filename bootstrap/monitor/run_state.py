@@ -42,7 +42,7 @@ LastState = Literal["", "coming", "here"]
 HOLDING: dict[LastState, str] = {
     "": "",
     "coming": "the node takes the model from those who have finished it",
-    "here": "the node holds the model: `hetpeer export TICKET` takes it from there",
+    "here": "the node holds the model: `hetpeer export TICKET --out model` takes it from there",
 }
 """The same in words, of a run that is finished."""
 

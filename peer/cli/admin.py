@@ -68,7 +68,10 @@ def invite(
         until = date(expiry)
         lines = [f"Invitation {id}, for {number} until {until}. The ticket, one line, shown only now:", "", line]
         if gateway:
-            lines += ["", "Start the gateway with `hetpeer bootstrap --join` and this ticket. It can let in anybody."]
+            lines += [
+                "",
+                "Start the gateway with `hetpeer bootstrap --join TICKET`. It can let in anybody.",
+            ]
         elif not operator_lists.is_closed(folder):
             lines += ["", "This run is open, so its plain ticket does too: `hetpeer bootstrap --closed` closes it."]
         print_table(shown, [row], "\n".join(lines))

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from peer.model.language_model import LanguageModel
     from peer.process import Terminal
     from protocol.model_sizes import Model, NgramTables
+    from protocol.trust.ticket import Ticket
 
     WeightReader = Callable[[str], Tensor]
     """Reads a weight by its name."""
@@ -49,13 +50,14 @@ class ExportOptions:
     """The options of `hetpeer export`."""
 
     source: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             metavar="SOURCE…",
             help="The run's ticket, to take the model from the swarm; or the folder of a datacenter, an observer or a "
-            "bootstrap node that evaluates; or of volunteers, of every stage one, and of the bootstrap node.",
+            "bootstrap node that evaluates; or of volunteers, of every stage one, and of the bootstrap node. Default: "
+            "HETPEER_TICKET, or the ticket last used on this machine.",
         ),
-    ]
+    ] = None
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where the model goes; made if it is missing.")]
     format: Annotated[Literal["hf"], typer.Option(help="hf: what transformers loads, in safetensors.")] = "hf"
     round: Annotated[
@@ -82,35 +84,40 @@ def export_model(options: ExportOptions, terminal: "Terminal") -> int:
     from peer.compute.capacity import cores
     from peer.export.written import require_room
     from peer.process import exit_code_of
+    from peer.store.home import ticket_folders
+    from protocol.events.activity import Notice
+    from protocol.trust.ticket import TICKET_PREFIX, find_ticket
 
     def work() -> int:
         torch.set_num_threads(options.threads or cores())
         out = options.out.expanduser().resolve()
         require_room(out, options.force)
+        if not options.source:
+            ticket = find_ticket(None, *ticket_folders())
+            terminal.emit(Notice(f"from the swarm of run {ticket.run_id[:12]}, by the ticket last used here"))
+            return _export_live(options, ticket, out, terminal)
         folders = [os.path.expanduser(path) for path in options.source]
         missing = next((path for path in folders if not os.path.isdir(path)), None)  # Path refuses so long a ticket
         if missing is None:
             return _export(options, [*map(Path, folders)], out, terminal)
         if len(options.source) > 1:
             raise UserError(f"{missing[:80]} is no folder: give one ticket, or folders of peers of one run")
-        return _export_live(options, out, terminal)
+        source = options.source[0]
+        if not source.startswith(TICKET_PREFIX) and not os.path.isfile(source):
+            raise UserError(f"{source[:80]} is neither a ticket nor a folder of a peer")
+        return _export_live(options, find_ticket(source, Path()), out, terminal)
 
     return exit_code_of(terminal.emit, work)
 
 
-def _export_live(options: ExportOptions, out: Path, terminal: "Terminal") -> int:
+def _export_live(options: ExportOptions, ticket: "Ticket", out: Path, terminal: "Terminal") -> int:
     """Export from the swarm. What is fetched stays in a folder of its own, so that the next time is quick."""
     from peer.compute.capacity import cores
     from peer.export.collected import bring_up_to_date
     from peer.process import INTERRUPTED, run_command
     from peer.store.home import VISIT, locked, peer_folder
     from protocol.events.activity import Progress
-    from protocol.trust.ticket import TICKET_PREFIX, find_ticket
 
-    (source,) = options.source
-    if not source.startswith(TICKET_PREFIX) and not os.path.isfile(source):
-        raise UserError(f"{source[:80]} is neither a ticket nor a folder of a peer")
-    ticket = find_ticket(source, Path())
     with locked(peer_folder(ticket, VISIT)) as folder:
         held_out, stopped = None, True
 

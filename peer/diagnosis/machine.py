@@ -167,5 +167,5 @@ def clock_finding(now: float) -> Finding:
 
 def over(rounds: int) -> Finding:
     """The finding about a run whose last round is finished: nobody can help it any more."""
-    advice = "Its model is to be had with `hetpeer export`; for another run, ask for its ticket"
+    advice = "Its model is to be had with `hetpeer export TICKET --out model`; for another run, ask for its ticket"
     return Finding("run", f"it is over: its {rounds:,} rounds are finished", "warning", advice)

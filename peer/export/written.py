@@ -195,7 +195,7 @@ def card(collected: Collected, losses: HeldOutLosses | None) -> str:
     what, trusting = architecture.title, ""
     if manifest.ngrams.most:
         what, trusting = f"{what} with n-gram tables (`{MODELING_FILE}`)", ", trust_remote_code=True"
-    loss = "not measured (`hetpeer export --evaluate` does)"
+    loss = "not measured (the option `--evaluate` does)"
     if losses is not None:
         loss = f"{losses.plain:.4f} nats per token; {losses.through:.4f} through the boundaries of a group"
     lines = [

@@ -49,7 +49,11 @@ def print_text(console: Console, text: str) -> None:
     console.print(shown, markup=False, highlight=False, soft_wrap=True)
 
 
-AFTERWARDS = "`hetpeer credit` shows what others signed of them, `hetpeer export` gives the model."
+def afterwards(role: str) -> str:
+    """A sentence on what shows a peer's work, and gives the model, after the run. Nobody signs for a datacenter."""
+    shows = "shows what others signed of them" if role == "volunteer" else "says which of its rounds are counted"
+    return f"`hetpeer credit` {shows}, `hetpeer export --out model` gives the model."
+
 
 MOST_LINES_OF_WAIT = 5
 """The lines that a wait has in the panel."""
@@ -68,10 +72,11 @@ def panel(status: Status, now: float, width: int) -> list[str]:
     joined = f"joined {since(now - status.joined)} ago" if status.joined is not None else "not joined yet"
     silent = f", {status.lost} silent" if status.lost else ""
     doing = f" · {status.doing}" if status.doing else ""
+    credit = f" · credit {status.credit:,} tokens" if status.role == "volunteer" else ""  # nobody signs for others
     lines = [
         position,
         _round(status, width),
-        f"{rates} · credit {status.credit:,} tokens",
+        f"{rates}{credit}",
         f"{joined} · {so_many(status.peers, 'peer')}{silent}{doing}",
     ]
     if status.traffic:
@@ -160,7 +165,7 @@ class PeerScreen:
         else:
             lines = [event.words] if Sink.TERMINAL in event.sinks and event.words is not None else []
         if isinstance(event, Finished) and self.status.given and self.status.role != "lab":
-            lines.append(f"Thank you: {gave(self.status.given)}. {AFTERWARDS}")
+            lines.append(f"Thank you: {gave(self.status.given)}. {afterwards(self.status.role)}")
         return lines
 
     def draw(self) -> Group:

@@ -1,5 +1,6 @@
 """Every command that a page shows is one that there is, and is run by a test, or the page says why not."""
 
+import ast
 import re
 import subprocess
 from pathlib import Path
@@ -130,6 +131,44 @@ def test_it_is_a_command_with_these_options_and_a_test_runs_it(each: Typed):
     if not each.not_run:
         known = RUN_BY.get(name, {})
         assert [option for option in options_of(each.words) if option not in known] == []
+
+
+NAMED = ("admin revoke", "data prepare", "import", "lab")
+"""Commands that messages name, and do not show: each has arguments that only its user knows."""
+
+
+def shown_on_screen(source: str) -> list[str]:
+    """The commands in the texts of a module, but for docstrings and help of options. What a text computes is "x"."""
+    tree = ast.parse(source)
+    aside = {
+        id(part)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.keyword) and node.arg == "help"
+        for part in ast.walk(node)
+    }
+    aside |= {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    texts = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr) and id(node) not in aside:
+            aside |= {id(part) for part in node.values}
+            texts.append("".join(str(part.value) if isinstance(part, ast.Constant) else "x" for part in node.values))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in aside:
+            texts.append(node.value)
+    return [command for text in texts for command in re.findall(r"`(hetpeer [a-z][^`]+)`", text)]
+
+
+def test_every_command_on_a_screen_works_as_it_is_written():
+    assert shown_on_screen('"""`hetpeer a`"""\nf("`hetpeer b T`", help="`hetpeer c`")') == ["hetpeer b T"]
+    sources = [path for package in ("peer", "bootstrap", "protocol") for path in (ROOT / package).rglob("*.py")]
+    commands = {command for path in sources for command in shown_on_screen(path.read_text(encoding="utf-8"))}
+    assert "hetpeer export --out model" in commands
+    broken = {}
+    for command in commands - {f"hetpeer {name}" for name in NAMED} - {"hetpeer x"}:
+        try:
+            command_of(tuple(command.split()))
+        except USAGE_ERROR as error:
+            broken[command] = error.format_message()
+    assert broken == {}
 
 
 @pytest.mark.parametrize("each", [each for each in ALL if each.words[:3] == EXPERIMENTS], ids=str)

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from peer.cli.__main__ import app
 from peer.cli.models import ExportOptions, export_model
 from peer.process import INTERRUPTED, Terminal
-from peer.store.home import peer_folders
+from peer.store.home import peer_folders, remember
 from protocol.errors import UserError
 from protocol.events.activity import Failed
 from protocol.events.event import Event
@@ -149,6 +149,28 @@ def test_an_export_says_where_the_swarms_state_stays_and_is_no_peer_of_this_mach
     ]
     assert (visits[0] / "lock").exists()
     assert peer_folders(None) == []
+
+
+def test_without_a_source_the_model_is_that_of_the_ticket_last_used_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("HETPEER_HOME", str(tmp_path))
+    monkeypatch.delenv("HETPEER_TICKET", raising=False)
+    options, tickets = ExportOptions(out=tmp_path / "model", threads=1), list[Ticket]()
+
+    async def catch_up(ticket: Ticket, *rest: object) -> None:
+        tickets.append(ticket)
+        raise UserError("that is all")
+
+    monkeypatch.setattr("peer.export.collected.bring_up_to_date", catch_up)
+    events: list[Event] = []
+    export_model(options, Terminal(events.append))
+    assert "no ticket" in str(events[-1].words)
+    ticket = Ticket(RunId("ab" * 32), b"\2" + b"k" * 32, ("h:1",), ())
+    remember(ticket)
+    export_model(options, Terminal(events.append))
+    assert tickets == [ticket]
+    assert "From the swarm of run abababababab, by the ticket last used here" in [event.words for event in events]
 
 
 def test_a_ticket_may_be_longer_than_any_name_of_a_file(tmp_path: Path):

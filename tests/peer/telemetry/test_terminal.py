@@ -281,8 +281,8 @@ def test_on_a_terminal_a_panel_moves_below_the_lasting_lines(monkeypatch: pytest
     assert "Finished: 1 rounds." in shown
     assert drawn.count("\x1b[?25l") == drawn.count("\x1b[?25h") > 0  # the cursor is back
     thanks = "Thank you: this machine gave 1,024 tokens since it joined. `hetpeer credit` shows what others signed"
-    assert f"Finished: 1 rounds.\r\n{thanks}\r\nof them, `hetpeer export` gives the model." in shown
-    assert shown.rstrip().endswith("`hetpeer export` gives the model.")  # the panel is gone
+    assert f"Finished: 1 rounds.\r\n{thanks}\r\nof them, `hetpeer export --out model` gives the model." in shown
+    assert shown.rstrip().endswith("`hetpeer export --out model` gives the model.")  # the panel is gone
 
 
 def test_text_breaks_between_words_on_a_terminal_alone(monkeypatch: pytest.MonkeyPatch):
@@ -350,6 +350,16 @@ def test_a_member_that_trains_sees_where_it_is():
     assert round.endswith("░ step 10 of 20 · loss 5.125")
     assert rates == "500 tokens/s · up 1.0 MB/s · down 250.0 kB/s · credit 0 tokens"
     assert life == "joined 1:00 ago · 5 peers, 1 silent"
+
+
+@pytest.mark.parametrize("role", ["datacenter", "observer"])
+def test_nobody_signs_for_whoever_has_the_whole_model_and_nothing_is_said_of_it(role: str):
+    status = status_of(Joined(ME, role, 0, 0, "h:1"), StepDone(1, 0, 7.5, 1024))
+    assert not any("credit" in line for line in panel(status, 60.0, 100))
+    console, out = on(terminal=False)
+    PeerScreen(status, console)(Finished(1))
+    assert "`hetpeer credit` says which of its rounds are counted" in out.getvalue()
+    assert "signed" not in out.getvalue()
 
 
 def test_one_that_waits_says_for_what():
