@@ -104,14 +104,16 @@ class Arithmetic:
         choice: AbstractContextManager[None] = sdpa_kernel([*kernels, SDPBackend.MATH])
         return choice
 
-    def words(self, device: torch.device) -> str:
-        """Describe the arithmetic on a device, for its owner."""
+    def words(self, device: torch.device, microbatches: str = "") -> str:
+        """Describe the arithmetic on a device, for its owner; and of what size `microbatches` are, where that is
+        given."""
         numbers = {"exact": "fp32", "fp32": "TF32" if device.type == "cuda" else "fp32"}.get(
             self.precision, self.precision
         )
         compiled = ", compiled" if self.compiled else ""
         again = "; the backward pass computes each layer's activations again, to save memory" if self.recompute else ""
-        return f"training passes are computed in {numbers} on {device}{compiled}{again}"
+        by = f", in microbatches of {microbatches}" if microbatches else ""
+        return f"training passes are computed in {numbers} on {device}{compiled}{by}{again}"
 
     def require(self, device: torch.device) -> None:
         """Check that this machine can compute so.

@@ -37,7 +37,7 @@ from peer.swarm.rounds.round_view import why_end_steps
 from peer.swarm.text_reader import Reader
 from protocol.clock import monotonic
 from protocol.errors import LostMemberError
-from protocol.events.activity import Evaluated, Progress, StepDone
+from protocol.events.activity import Evaluated, Notice, Progress, StepDone
 from protocol.events.decisions import EndedEarly, SpotChecked
 from protocol.identity import parts_authored
 from protocol.layout import model_layout
@@ -45,6 +45,7 @@ from protocol.manifest import Manifest
 from protocol.net.blobs import BlobService
 from protocol.net.tasks import Children
 from protocol.outer.data_plan import Spans
+from protocol.wording import so_many
 
 MEND_SECONDS = 2.0
 """The interval at which idle worker processes are checked, in seconds."""
@@ -105,10 +106,9 @@ async def serve_datacenter(node: Node) -> None:
     workplace, audits = node.workplace, node.settings.audit
     manifest = node.settings.computed_manifest(workplace.manifest, workplace.device)
     split = node.settings.split(manifest, workplace.device)
-    node.emit(Progress(split.arithmetic.words(workplace.device)))
-    if (sequences := manifest.inner.microbatch) != workplace.manifest.inner.microbatch:
-        groups = workplace.manifest.inner.microbatch
-        node.emit(Progress(f"microbatches are of {sequences} sequences here (of {groups} in the run's groups)"))
+    size, of_groups = manifest.inner.microbatch, workplace.manifest.inner.microbatch
+    microbatches = so_many(size, "sequence") + (f" (the run's groups: {of_groups})" if size != of_groups else "")
+    node.emit(Notice(split.arithmetic.words(workplace.device, microbatches)))
     async with _replica(node, manifest, split) as replica:
         outer = await outer_loop(node, list(model_layout(workplace.manifest)))
         await _all_there(outer, replica, lambda: outer.leaving or outer.over)

@@ -16,6 +16,7 @@ from protocol.events.activity import (
     GroupBroken,
     GroupFormed,
     Joined,
+    Notice,
     Paused,
     Progress,
     RoundDone,
@@ -259,6 +260,13 @@ def test_a_round_lasts_from_its_own_beginning(world: MakeWorld):
         rounds = [(at, event) for at, event in owner.runs[0].events if isinstance(event, RoundDone)]
         for (before, _), (at, event) in pairwise(rounds):
             assert event.seconds <= at - before + 0.1, owner.name
+
+
+def test_the_owner_of_a_datacenter_is_told_how_it_computes(world: MakeWorld):
+    run = world(replicas={"groups": 1, "datacenters": 1})
+    center = join(run, "center", "datacenter")
+    how = " on cpu, in microbatches of 1 sequence"
+    assert run.run_until(lambda: bool(told(center, Notice, lambda notice: how in notice.doing)), 30)
 
 
 def test_a_veteran_keeps_its_seat_when_a_member_that_was_killed_is_back(world: MakeWorld):

@@ -126,6 +126,8 @@ def test_auto_is_bf16_where_the_device_is_good_at_it(
 
 def test_who_computes_is_told_in_which_numbers():
     assert Arithmetic("bf16", True).words(CPU) == "training passes are computed in bf16 on cpu, compiled"
+    whole = "training passes are computed in fp16 on cpu, in microbatches of 8 sequences; the backward pass computes"
+    assert Arithmetic("fp16", recompute=True).words(CPU, "8 sequences").startswith(whole)
     assert Arithmetic().words(CPU).endswith("in fp32 on cpu")
     assert Arithmetic(recompute=True).words(CPU).endswith("computes each layer's activations again, to save memory")
     assert "TF32 on cuda:1" in Arithmetic("fp32").words(torch.device("cuda:1"))
