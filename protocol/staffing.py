@@ -42,11 +42,11 @@ def uneven_stages(counts: Mapping[int, int]) -> str:
     short = [stage for stage in counts if counts[stage] == fewest]
     if len(short) == len(counts):
         return ""
-    have = so_many(fewest, "volunteer")
+    have, group = so_many(fewest, "volunteer"), "another group" if fewest else "a group"
     if len(short) == 1:
-        return f"stage {short[0]} is short: it has {have}, each other stage more; one more there makes another group"
+        return f"stage {short[0]} is short: it has {have}, each other stage more; one more there makes {group}"
     lacking = f"stages {numbers_named(short)} are short: they have {have} each, the others more"
-    return f"{lacking}; one more at each makes another group"
+    return f"{lacking}; one more at each makes {group}"
 
 
 def moves(peers: Peers, stages: int, without: Collection[PeerId] = (), anywhere: bool = False) -> dict[PeerId, int]:

@@ -29,7 +29,7 @@ def test_who_is_missing_is_said_with_how_many_there_are():
 def test_of_several_stages_that_are_short_each_needs_one_more():
     peers = [peer("volunteer", stage) for stage in (0, 0, 1, 2, 2)]
     assert stages_short(peers, 4) == (
-        "stage 3 is short: it has 0 volunteers, each other stage more; one more there makes another group"
+        "stage 3 is short: it has 0 volunteers, each other stage more; one more there makes a group"
     )
     assert stages_short(peers, 3).startswith("stage 1 is short: it has 1 volunteer, ")
     assert stages_short(peers[1:], 3) == (

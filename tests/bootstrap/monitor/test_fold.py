@@ -621,7 +621,7 @@ def test_a_node_that_was_away_at_the_end_knows_who_was_in_the_run_before():
 def test_the_stage_that_is_short_is_named_where_somebody_can_be_in_no_group_for_it():
     scene = Scene(LEADER, CENTER, EYE)
     assert scene.fold.view(scene.now).short == (
-        "stage 1 is short: it has 0 volunteers, each other stage more; one more there makes another group"
+        "stage 1 is short: it has 0 volunteers, each other stage more; one more there makes a group"
     )
     scene.says(MEMBER)
     scene.sync()
