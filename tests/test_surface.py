@@ -89,6 +89,23 @@ def test_a_peers_help_shows_eight_options_in_less_than_a_screen_of_ninety_lines_
     assert {*FLAGS[command].split()} - shown <= {"until-stdin-closes", "hold"}
 
 
+def test_a_volunteers_help_has_the_limits_that_its_guide_begins_with():
+    first_page = (ROOT / "docs/volunteer.md").read_text().split("\n## ")[0]
+    limits = re.findall(
+        r"`(--[\w-]+)", next(line for line in first_page.splitlines() if line.startswith("- **Limits**"))
+    )
+    usual = CliRunner().invoke(app, ["join", "--help"], env={"COLUMNS": "80"}).output
+    assert "--max-traffic" in limits
+    assert [limit for limit in limits if f"│ {limit} " not in usual] == []
+
+
+@pytest.mark.parametrize("command", FLAGS)
+def test_no_kind_of_a_value_breaks_across_lines(command: str):
+    for flag in {"--help", "--help-all" if "help-all" in FLAGS[command] else "--help"}:
+        shown = CliRunner().invoke(app, [*command.split(), flag], env={"COLUMNS": "80"}).output
+        assert re.findall(r"<[a-z][a-z0-9|]*(?=\s*(?:  |│))", shown) == []
+
+
 @pytest.mark.parametrize(
     ("asked", "answer"),
     [

@@ -33,7 +33,7 @@ OBSERVE_EXAMPLES = "Examples:\n\n  hetpeer observe hetpeer1-…\n\n  hetpeer obs
 PAUSE_EXAMPLES = "Examples:\n\n  hetpeer pause\n\n  hetpeer pause --dir ~/peer"
 RESUME_EXAMPLES = "Examples:\n\n  hetpeer resume\n\n  hetpeer resume --dir ~/peer"
 
-JOIN_OPTIONS = "stage device directory announce max_up max_down max_memory quiet_hours"
+JOIN_OPTIONS = "stage device directory announce max_traffic max_up max_memory quiet_hours"
 REPLICA_OPTIONS = "device nproc precision compiled directory listen announce data"
 OBSERVE_OPTIONS = "audit device directory listen announce data stay json"
 """The options that `--help` shows of each; `--help-all` shows all."""

@@ -34,8 +34,9 @@ LogJsonOption = Annotated[
 MemoryOption = Annotated[
     Literal["auto", "recompute", "keep"],
     typer.Option(
+        metavar="WAY",
         help="Activations of the layers: keep them for the backward pass, or recompute them there, which takes a "
-        "third more time and a fraction of the memory. auto: recompute where they would not fit."
+        "third more time and a fraction of the memory. auto: recompute where they would not fit.",
     ),
 ]
 StdinOption = Annotated[bool, typer.Option("--until-stdin-closes", hidden=True)]
@@ -65,13 +66,18 @@ WeightsOption = Annotated[
 TrackOption = Annotated[
     Literal["trackio", "wandb", "tensorboard"] | None,
     typer.Option(
-        "--track", help="Also log each round to this tracker, by its own library: pip install 'hetpeer[trackio]'."
+        "--track",
+        metavar="TRACKER",
+        help="Also log each round to trackio, wandb or tensorboard, by its library: pip install 'hetpeer[trackio]'.",
     ),
 ]
 
 # Computing
 
-DeviceOption = Annotated[Device, typer.Option(help="Where to compute; auto takes the fastest there is.")]
+DeviceOption = Annotated[
+    Device,
+    typer.Option(metavar="NAME", help="Where to compute: cpu, cuda or mps; auto takes the fastest there is."),
+]
 ThreadsOption = Annotated[int, typer.Option(min=0, help="CPU cores for one operation; 0 takes all.")]
 
 
@@ -143,7 +149,9 @@ class ServingOptions:
     reach: Annotated[
         Literal["auto", "direct", "relay"],
         typer.Option(
-            help="Whether others can dial this peer. auto: the operator's node tries; if not, relays carry their calls."
+            metavar="WAY",
+            help="Whether others can dial this peer: direct says that they can, relay that relays carry their calls. "
+            "auto: the operator's node tries which.",
         ),
     ] = "auto"
     relay: Annotated[
@@ -218,9 +226,10 @@ class ServingOptions:
     precision: Annotated[
         Literal["auto", "fp32", "bf16", "fp16"],
         typer.Option(
+            metavar="NAME",
             help="bf16, fp16: matrix products and attention of training are of these; weights and all sums stay fp32. "
             "fp32: on CUDA, these products are TF32. auto: bf16 where the device is good at it, fp16 on CUDA devices "
-            "that are good at that alone; it is said at the start."
+            "that are good at that alone; it is said at the start.",
         ),
     ] = "auto"
     compiled: Annotated[
