@@ -138,7 +138,8 @@ NAMED = ("admin revoke", "data prepare", "import", "lab")
 
 
 def shown_on_screen(source: str) -> list[str]:
-    """The commands in the texts of a module, but for docstrings and help of options. What a text computes is "x"."""
+    """The commands in the texts of a module, but for docstrings and help of options. What a text computes is "7",
+    which is a number, and may be a name."""
     tree = ast.parse(source)
     aside = {
         id(part)
@@ -151,7 +152,7 @@ def shown_on_screen(source: str) -> list[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr) and id(node) not in aside:
             aside |= {id(part) for part in node.values}
-            texts.append("".join(str(part.value) if isinstance(part, ast.Constant) else "x" for part in node.values))
+            texts.append("".join(str(part.value) if isinstance(part, ast.Constant) else "7" for part in node.values))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in aside:
             texts.append(node.value)
     return [command for text in texts for command in re.findall(r"`(hetpeer [a-z][^`]+)`", text)]
@@ -163,7 +164,7 @@ def test_every_command_on_a_screen_works_as_it_is_written():
     commands = {command for path in sources for command in shown_on_screen(path.read_text(encoding="utf-8"))}
     assert "hetpeer export --out model" in commands
     broken = {}
-    for command in commands - {f"hetpeer {name}" for name in NAMED} - {"hetpeer x"}:
+    for command in commands - {f"hetpeer {name}" for name in NAMED}:
         try:
             command_of(tuple(command.split()))
         except USAGE_ERROR as error:

@@ -113,7 +113,7 @@ def test_n_gram_tables_come_back_with_the_cut_that_they_stand_for(tmp_path: Path
         ({"hetpeer_ngrams": TABLES | {"layers": []}}, "hetpeer_ngrams is"),
         ({"hetpeer_ngrams": TABLES | {"layers": [2, 1]}}, "hetpeer_ngrams is"),
         ({"hetpeer_ngrams": TABLES | {"layers": [1, 3]}}, "hetpeer_ngrams is"),
-        ({"hetpeer_ngrams": TABLES | {"layers": [0, 1]}}, "hetpeer_ngrams.layers.0"),
+        ({"hetpeer_ngrams": TABLES | {"layers": [0, 1]}}, "hetpeer_ngrams.layers: value 1 is 0"),
         ({"head_dim": 32}, "head_dim is 32"),
         ({"num_hidden_layers": 0}, "layers"),
         ({"num_hidden_layers": "many"}, "layers"),
