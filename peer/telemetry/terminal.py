@@ -107,7 +107,7 @@ def _round(status: Status, width: int) -> str:
     if status.held_out is not None:
         step += f" · held-out {status.held_out[0]:.3f}"
     room = min(MOST_WIDTH_OF_BAR, width - len(round) - len(step) - 2)
-    if room < LEAST_WIDTH_OF_BAR or not status.inner_steps:
+    if room < LEAST_WIDTH_OF_BAR:
         return f"{round} {step}"
     return f"{round} {bar(status.step, status.inner_steps, room)} {step}"
 
