@@ -32,7 +32,8 @@ class BreachError(PeerError):
 
 
 class HungUpError(LostMemberError):
-    """The other side has ended the conversation in order: it does not want it any longer, or leaves."""
+    """The other side has ended the stream: it does not want it any longer, or leaves. gRPC's server now and then
+    reports a caller so that was killed."""
 
 
 class Call(Protocol):
@@ -133,7 +134,11 @@ class Duplex(Generic[Outgoing, Received]):
         self._outgoing.put_nowait(None)
 
     def abort(self, reason: str) -> None:
-        """End the stream from our side, at once: whoever waits for a message is told that the member is gone."""
+        """End the conversation from our side, at once: whoever waits for a message is told that the member is gone, and
+        what is queued is dropped. The stream itself ends in order, so that the other side knows that it was meant."""
+        while not self._outgoing.empty():
+            self._outgoing.get_nowait()
+        self._outgoing.put_nowait(None)
         self._end(LostMemberError(reason))
         self._hung_up.set()
 
@@ -144,7 +149,9 @@ class Duplex(Generic[Outgoing, Received]):
         hung_up = self._tasks.spawn(self._hung_up.wait())
         try:
             await asyncio.wait((writer, hung_up), return_when=asyncio.FIRST_COMPLETED)
-            if not self._hung_up.is_set() and (isinstance(call, grpc.aio.StreamStreamCall) or writer.result()):
+            if isinstance(call, grpc.aio.StreamStreamCall):  # one cut off in mid-air reads as a lost connection
+                await asyncio.wait((reader, writer), timeout=PARTING_SECONDS)
+            elif writer.done() and writer.result():
                 await asyncio.wait((reader, hung_up), timeout=PARTING_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._tasks.cancel()
@@ -188,7 +195,7 @@ class Duplex(Generic[Outgoing, Received]):
                 if message is NO_MESSAGE:
                     end = self.breach("sent bytes that are no message")
                     break
-                if self._aside(message) or (self.beat is not None and not message.ByteSize()):
+                if self.ended or self._aside(message) or (self.beat is not None and not message.ByteSize()):
                     continue
                 if self._incoming.qsize() >= self.most_pending:
                     end = self.breach(f"ran ahead of the protocol by {self.most_pending} messages")

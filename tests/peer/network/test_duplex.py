@@ -97,7 +97,9 @@ def test_a_caller_that_sends_no_message_is_named():
     run(scene())
 
 
-def test_a_server_that_neither_reads_nor_ends_the_stream_keeps_nobody_who_hangs_up():
+def test_a_server_that_neither_reads_nor_ends_the_stream_keeps_nobody_who_hangs_up(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("peer.network.duplex.PARTING_SECONDS", 0.2)
+
     async def scene() -> None:
         async def hold(requests: Any, context: Any) -> None:
             await asyncio.Event().wait()
