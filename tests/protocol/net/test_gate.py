@@ -366,7 +366,7 @@ def test_a_gate_that_moves_hangs_up_on_its_callers_and_listens_elsewhere_at_the_
         await on.service.entered.wait()
         await on.gate.move(["::1", "127.0.0.3"])
         with pytest.raises(UnreachableError):
-            await waiting
+            await asyncio.wait_for(waiting, 10)  # else a TimeoutError: the call itself waits longer
         assert on.gate.address == ("::1", port)
         on.service.let_go.set()
         assert (await on.describe("[::1]")).startswith("ipv6:[::1]:")
