@@ -182,7 +182,7 @@ FAREWELL_SECONDS = 60.0
 """The least bound on the time that a peer serves the others after the last round; a round's usual time, if longer."""
 
 SETTLE_PATIENCE_SECONDS = 15.0
-"""The time for which a peer that has finished waits for each one that does not answer, or holds something else."""
+"""The time for which a peer that has finished waits for each one that does not answer, or lacks a contribution."""
 
 TAKER_SECONDS = 60.0
 """The time that a leaving peer waits for another that can take its state: as long as the operator's node needs to see

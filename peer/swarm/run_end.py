@@ -11,7 +11,7 @@ from peer.swarm.node import AskNode, Node
 from peer.swarm.roles import all_at
 from peer.swarm.rounds.catch_up import catch_up
 from peer.swarm.rounds.outer_round import OuterLoop
-from peer.swarm.rounds.states import compare_with_all
+from peer.swarm.rounds.states import agree_on_states, closed_otherwise, compare_with_all
 from protocol.clock import monotonic, unix_time
 from protocol.errors import HetpeerError
 from protocol.events.activity import Notice, Progress, Warned
@@ -99,7 +99,7 @@ async def serve_until_all_finished(outer: OuterLoop) -> None:
         if together:
             async with reporting_a_long_wait(outer.emit, lambda: _of_the_end(outer)):
                 same = await _have_all(outer) or clock() >= ended + SETTLE_PATIENCE_SECONDS
-            if same and waits_for_nobody():  # some may only have seemed to be there, by their records
+            if same and not closed_otherwise(outer) and waits_for_nobody():  # some may only have seemed to be there
                 break
         outer.emit(_of_the_end(outer))
         await outer.discovery.news.wait(1.0)
@@ -245,7 +245,9 @@ async def reporting_a_long_wait(emit: Listener, wait: Callable[[], Waiting]) -> 
 
 
 async def _have_all(outer: OuterLoop) -> bool:
-    """Take what the others have; whether they have all that is here."""
+    """Take what the others have; whether they have all that is here. Who has gone through the last rounds alone meets
+    the others' states only now, and no later round mends what it closed otherwise."""
     same = await compare_with_all(outer)
+    await agree_on_states(outer)
     await wait_at_most(SETTLE_PATIENCE_SECONDS, outer.reconciler.learnt())
     return same

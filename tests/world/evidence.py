@@ -21,7 +21,7 @@ from peer.swarm.rounds.outer_round import OuterLoop
 from peer.swarm.rounds.parts import FollowedParts
 from protocol.codec.contribution import Contribution
 from protocol.codec.contribution import contribution_digest as sha256_of
-from protocol.identity import Part, PeerId
+from protocol.identity import EMBEDDING, Part, PeerId
 from protocol.manifest import Manifest
 from protocol.outer.data_plan import Reading, Spans, first_chunks
 from protocol.outer.history import History
@@ -78,6 +78,8 @@ class Evidence:
     """(author, round, inner steps) → the chunks behind that contribution."""
     folded: dict[tuple[Part, int], dict[PeerId, set[str]]] = field(default_factory=dict)
     """What somebody has closed a round with."""
+    closed: dict[PeerId, list[tuple[int, Chosen]]] = field(default_factory=dict)
+    """The rounds of the embedding that each peer has closed, and with what."""
     held: list[Held] = field(default_factory=list)
     objections: list[str] = field(default_factory=list)
     _accounts: dict[tuple[str, Part], dict[str, Account]] = field(default_factory=dict)
@@ -130,6 +132,8 @@ class Evidence:
             said = self.folded.setdefault((part, parts.parts[part].ledger.folded), {})
             for author, sha256 in chosen.items():
                 said.setdefault(author, set()).add(sha256)
+            if part == EMBEDDING:
+                self.closed.setdefault(parts.me, []).append((parts.parts[part].ledger.folded, dict(chosen)))
             await original(parts, part, chosen, lasting)
 
         return fold

@@ -291,8 +291,9 @@ def _names(evidence: Evidence, contributions: Iterable[str]) -> str:
 
 
 def _read_once(world: World) -> Iterable[str]:
-    """No chunk of text is behind two contributions that count; and what is read for good, by the plan of what is read,
-    is what is behind those of closed rounds."""
+    """No chunk of text is behind two contributions that count, but for those of peers that had planned by other closed
+    rounds than those that stand; and what is read for good, by the plan of what is read, is what is behind those of
+    closed rounds."""
     evidence, gateway = world.evidence, any(owner.role == "gateway" for owner in world.owners.values())
     for held in evidence.held:
         if EMBEDDING not in held.parts:
@@ -302,10 +303,13 @@ def _read_once(world: World) -> Iterable[str]:
         if isinstance(counted, str):
             continue
         read, for_good = Counter[int](), set[int]()
+        apart = _planned_apart(evidence, counted)
         for round, chosen in counted.items():
-            for behind in _shares(evidence, round, chosen, gateway):
+            alike = {author: sha256 for author, sha256 in chosen.items() if author not in apart}
+            for behind in _shares(evidence, round, alike, gateway):
                 read.update(behind)
-                for_good |= behind if round <= each.folded else set()
+            if round <= each.folded:
+                for_good = for_good.union(*_shares(evidence, round, chosen, gateway))
         if twice := sorted(chunk for chunk, count in read.items() if count > 1):
             yield f"by {held.process}, chunks {twice} are behind two contributions that count"
         if (planned := _for_good(held)) != for_good:
@@ -313,6 +317,15 @@ def _read_once(world: World) -> Iterable[str]:
                 f"by {held.process}, chunks {sorted(planned ^ for_good)} are read for good and behind nothing "
                 "that counts, or the other way round"
             )
+
+
+def _planned_apart(evidence: Evidence, counted: Mapping[int, Chosen]) -> set[PeerId]:
+    """The peers that have closed a round otherwise than it counts, and planned by that what they read."""
+    return {
+        peer
+        for peer, closed in evidence.closed.items()
+        if any(counted.get(round, {}) != chosen for round, chosen in closed)
+    }
 
 
 def _shares(evidence: Evidence, round: int, chosen: Chosen, gateway: bool) -> Iterable[set[int]]:

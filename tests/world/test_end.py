@@ -6,7 +6,7 @@ from bootstrap.admission.admission_policy import OBSERVER_FOLDER
 from peer import pausing
 from peer.export.collected import bring_up_to_date, collect
 from protocol.events.activity import Contributed, Finished, Joined, Progress, RoundDone
-from protocol.events.decisions import CaughtUp, Left, Placed
+from protocol.events.decisions import CaughtUp, Left, Placed, Resynchronised
 from protocol.events.waiting import Waiting
 from protocol.patience import SETTLE_PATIENCE_SECONDS
 from tests.world import test_cases
@@ -115,6 +115,21 @@ def test_who_is_cut_off_late_in_the_wait_for_the_end_is_waited_for_as_long_as_ot
     run.network.partition(())
     all_end_well(run, *centers)
     assert len(digests_of(run, "center-0", "center-1", "center-2")) == 1
+
+
+def test_who_has_finished_alone_takes_the_state_that_more_hold_and_they_wait_for_that(world: MakeWorld):
+    """It has closed rounds with its own contributions only, and no later round shows it what the others hold."""
+    run = world(replicas={"groups": 0, "datacenters": 4}, outer={"rounds": 9, "grace": 2})
+    alone, *others = centers = [join(run, f"center-{number}", "datacenter") for number in range(4)]
+    until_step(run, alone, 2, 1)
+    run.network.partition([alone.name])
+    assert run.run_until(lambda: bool(told(alone, RoundDone, lambda event: event.round == 9)), 60)
+    assert not any(told(owner, RoundDone, lambda event: event.round == 9) for owner in others)
+    run.network.partition(())
+    all_end_well(run, *centers)
+    assert {event.part for event in told(alone, Resynchronised)} == {"embedding", "stage-0", "stage-1"}
+    assert not any(told(owner, Resynchronised) for owner in others)
+    assert len(digests_of(run, *(owner.name for owner in centers))) == 1
 
 
 def test_who_has_finished_stays_until_a_node_that_comes_back_has_the_last_state(world: MakeWorld):

@@ -84,6 +84,17 @@ def _is_outvoted(outer: OuterLoop, part: Part) -> bool:
     return False
 
 
+def closed_otherwise(outer: OuterLoop) -> bool:
+    """Whether somebody who is here holds another closed state than this peer, after the same round."""
+    return any(
+        said.folded == mine.folded and said.digest != mine.digest
+        for part, followed in outer.followed.parts.items()
+        for mine in followed.claims
+        for peer in outer.holders(part)
+        for said in claims_of(outer, peer.peer_id, part)
+    )
+
+
 async def take_over(outer: OuterLoop, part: Part, held: Claim) -> int:
     """Fetch a state from all who hold it, and put it in the place of ours; how many of our contributions went back into
     the error feedback.

@@ -285,7 +285,7 @@ def test_who_hangs_up_is_gone_for_the_other_at_once_and_knows_why_itself(first: 
     is dropped."""
 
     async def scene() -> None:
-        for _ in range(8):
+        for _ in range(25):
             async with linked() as (made, carrying):
                 ends, other = (
                     (made.downstream, made.upstream) if first == "downstream" else (made.upstream, made.downstream)
