@@ -130,6 +130,11 @@ SHORTEST_DELAY_SHARE = 0.1
 SHORTEST_WAIT_SECONDS = 2.0
 """The shortest wait for a late contribution, in seconds: a process among many on few cores may rest for as long."""
 
+RETURN_SECONDS, RETURN_SHARE = 20.0, 0.05
+"""The time for which a round is kept open for a replica that has been lost in it, and may be back: its first stage was
+killed and is started again. In seconds, and as a share of a usual round; the longer of both, and within the round's
+deadline."""
+
 LAST_ROUND_RATIO = 4
 """The factor of the wait for the run's last contributions: nobody waits to go on."""
 

@@ -120,13 +120,16 @@ def test_who_is_cut_off_late_in_the_wait_for_the_end_is_waited_for_as_long_as_ot
 def test_who_has_finished_alone_takes_the_state_that_more_hold_and_they_wait_for_that(world: MakeWorld):
     """It has closed rounds with its own contributions only, and no later round shows it what the others hold."""
     run = world(replicas={"groups": 0, "datacenters": 4}, outer={"rounds": 9, "grace": 2})
-    alone, *others = centers = [join(run, f"center-{number}", "datacenter") for number in range(4)]
+    alone, *others = centers = [run.add(f"center-{number}", "datacenter") for number in range(4)]
+    for owner in centers:
+        owner.machine.speed = 1.0 if owner is alone else 8.0
+        run.start(owner)
     until_step(run, alone, 2, 1)
     run.network.partition([alone.name])
     assert run.run_until(lambda: bool(told(alone, RoundDone, lambda event: event.round == 9)), 60)
     assert not any(told(owner, RoundDone, lambda event: event.round == 9) for owner in others)
     run.network.partition(())
-    all_end_well(run, *centers)
+    all_end_well(run, *centers, seconds=200)
     assert {event.part for event in told(alone, Resynchronised)} == {"embedding", "stage-0", "stage-1"}
     assert not any(told(owner, Resynchronised) for owner in others)
     assert len(digests_of(run, *(owner.name for owner in centers))) == 1

@@ -21,6 +21,7 @@ from protocol.events.activity import (
 )
 from protocol.events.decisions import CaughtUp, EndedEarly, NotCounted
 from protocol.events.event import Event
+from protocol.patience import RETURN_SECONDS
 from tests.world import test_cases
 from tests.world.owners import Owner
 from tests.world.test_cases import MakeWorld, all_end_well, join, told
@@ -165,7 +166,9 @@ def test_a_member_whose_leader_is_gone_for_good_is_free_for_the_next(world: Make
 def test_after_a_power_cut_all_go_on_from_their_folders_with_no_round_done_twice(world: MakeWorld):
     run = world(inner={"steps": 20}, replicas={"groups": 1, "datacenters": 1})
     peers = [*group(run), join(run, "center", "datacenter")]
-    until_step(run, peers[0], 3, 1)  # the datacenter, which is quicker, has not contributed to it either
+    center = peers[-1]  # quicker than the group: it has contributed to the round that power fails in
+    assert run.run_until(lambda: bool(told(center, Contributed, lambda each: each.round == 3)), 60)
+    assert not any(told(owner, Contributed, lambda each: each.round == 3) for owner in peers[:-1])
     for owner in (*peers, run.owners["node"]):
         assert owner.process is not None
         run.lose_power(owner.process)
@@ -179,6 +182,44 @@ def test_after_a_power_cut_all_go_on_from_their_folders_with_no_round_done_twice
         steps = [(each.round, each.step) for each in told(owner, StepDone, lambda each: each.round < 3)]
         assert steps == [(round, step) for round in (1, 2) for step in range(20)], owner.name
     assert len({event.digests["embedding"] for owner in peers for event in told(owner, Finished)}) == 1
+
+
+@pytest.mark.parametrize("who", ["first stage", "group"])
+def test_a_round_is_kept_open_for_those_who_are_killed_in_it_and_come_back(world: MakeWorld, who: str):
+    """The datacenter is done, and waits for nobody else."""
+    run = world(inner={"steps": 20}, replicas={"groups": 1, "datacenters": 1})
+    peers = [*group(run), join(run, "center", "datacenter")]
+    assert run.run_until(lambda: bool(told(peers[-1], Contributed, lambda each: each.round == 3)), 60)
+    killed = peers[:1] if who == "first stage" else peers[:2]
+    for owner in killed:
+        assert owner.process is not None
+        run.kill(owner.process)
+    run.run_for(2)
+    for owner in killed:
+        run.start(owner)
+    all_end_well(run, *peers)
+    for owner in peers:
+        assert [each.round for each in told(owner, Contributed)] == [1, 2, 3], owner.name
+        assert {each.contributions["embedding"] for each in told(owner, RoundDone)} == {2}
+    steps = [(each.round, each.step) for each in told(peers[1], StepDone)]
+    assert len(steps) == len(set(steps)) or who == "group"  # who was not killed goes on where it was
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_round_is_kept_open_for_so_long_only(world: MakeWorld, number: int):
+    """For those who do not come back: once for a lost first stage; within the deadlines for one that is alone."""
+    outer = {"rounds": 6, "patience": (30.0, 3.0)[number]}
+    run = world(inner={"steps": 20}, replicas={"groups": 1, "datacenters": 1}, outer=outer)
+    peers = [*group(run), join(run, "center", "datacenter")]
+    killed, there = peers[number], peers[1 - number]
+    until_step(run, peers[0], 2, 3)
+    assert killed.process is not None
+    run.kill(killed.process)
+    all_end_well(run, peers[-1], there, seconds=200)
+    seconds = {each.round: each.seconds for each in told(peers[-1], RoundDone)}
+    assert all(seconds[round] < 5 for round in ((3, 4, 5, 6) if number == 0 else (5, 6)))
+    assert max(seconds.values()) < RETURN_SECONDS + 20
+    assert {each.round: each.steps for each in told(there, Contributed)}[2] < 20  # its steps of that round count
 
 
 def test_who_has_a_place_goes_on_without_the_node_and_one_that_finds_nobody_can_be_stopped(world: MakeWorld):

@@ -364,8 +364,9 @@ class OuterLoop:
 
     def forget_arrivals(self) -> None:
         """Forget when contributions of rounds came that are applied; the next round begins now."""
+        absent = self.arrivals_of(max(self.arrivals, default=self.clock)).absent
         self.arrivals = {round: came for round, came in self.arrivals.items() if round > self.last_settled}
-        self.arrivals_of(self.clock)
+        self.arrivals.setdefault(self.clock, RoundArrivals(monotonic(), absent=absent))
 
     def arrivals_of(self, round: int) -> RoundArrivals:
         """The arrivals of a round, which begins now if nothing has come of it."""

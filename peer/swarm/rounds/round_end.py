@@ -26,8 +26,9 @@ async def finish_round(outer: OuterLoop, round: int) -> dict[str, int]:
             return {}
         await _ask_who_is_ahead(outer, applied_round)
         for part in outer.followed.parts:
-            arrivals, count = outer.arrivals_of(applied_round), len(awaited_authors(outer, part, applied_round))
-            outer.pace.remember(arrivals.started, arrivals.arrived(part), count)
+            arrivals = outer.arrivals_of(applied_round)
+            expected = awaited_authors(outer, part, applied_round) | arrivals.missed(part)
+            outer.pace.remember(arrivals.started, arrivals.arrived(part), len(expected))
         outer.credited.look(applied_round, outer.discovery.record)
     await outer.finish(max(round, outer.clock - 1))
     counts: dict[str, int] = {  # more may be accepted by now than when the state was settled
@@ -35,8 +36,8 @@ async def finish_round(outer: OuterLoop, round: int) -> dict[str, int]:
         for part, followed in outer.followed.parts.items()
     }
     for applied_round in applied if outer.workload.looks else ():
-        arrivals, expected = outer.arrivals_of(applied_round), awaited_authors(outer, EMBEDDING, applied_round)
-        outer.workload.note(applied_round, monotonic() - arrivals.started, arrivals.lasted(EMBEDDING), expected)
+        arrivals, awaited = outer.arrivals_of(applied_round), awaited_authors(outer, EMBEDDING, applied_round)
+        outer.workload.note(applied_round, monotonic() - arrivals.started, arrivals.lasted(EMBEDDING), awaited)
     if outer.discovery.record.contributed < round:
         await outer.save({})
     outer.forget_arrivals()

@@ -3,18 +3,20 @@ decided from the arrivals of this round and of past ones, and from the time. Pur
 
 import math
 from collections import deque
-from collections.abc import Collection, Container, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
 from peer.swarm.roles import authors, may_lead
-from protocol.identity import Part, PeerId
+from protocol.identity import Part, PeerId, contributes_to
 from protocol.patience import (
     BEHIND_ROUNDS,
     BEHIND_SECONDS,
     CREDIT_SHARE,
     EARLY_SHARE,
     LAST_ROUND_RATIO,
+    RETURN_SECONDS,
+    RETURN_SHARE,
     SHORTEST_DELAY_SHARE,
     SHORTEST_WAIT_SECONDS,
 )
@@ -62,6 +64,11 @@ class Pace:
     def usual(self) -> float:
         """Seconds until half of a round's contributions are here, as a rule; 0 before the first round."""
         return median(self.halves) if self.halves else 0.0
+
+    @property
+    def return_seconds(self) -> float:
+        """Seconds for which a round is kept open for those who may return to it, within its deadline."""
+        return max(RETURN_SECONDS, RETURN_SHARE * self.usual)
 
     @property
     def grace(self) -> float:
@@ -181,6 +188,19 @@ class RoundArrivals:
     started: float
     arrivals: dict[Part, dict[PeerId, float]] = field(default_factory=dict)
     passed: float | None = None
+    absent: dict[Part, dict[PeerId, float]] = field(default_factory=dict)
+    """The authors of the round before that are out of their replica, and since when: it may be that of an earlier
+    round, so that who does not come back is waited for once."""
+
+    def note_absent(self, part: Part, peers: Collection[PeerId], now: float) -> dict[PeerId, float]:
+        """Note who may come back to contribute to a part. Returns since when each has been absent."""
+        before = self.absent.get(part, {})
+        self.absent[part] = {peer: before.get(peer, now) for peer in peers}
+        return self.absent[part]
+
+    def missed(self, part: Part) -> set[PeerId]:
+        """The authors of the round before that were missed in this one, and for which it was kept open."""
+        return {peer for peer, since in self.absent.get(part, {}).items() if since >= self.started}
 
     def mark_passed(self, now: float) -> None:
         """Note that the others have gone on."""
@@ -292,6 +312,23 @@ def awaited(peers: Peers, part: Part, round: int, told: Collection[PeerId] = ())
         for peer in authors(peers, part)
         if peer.contributed == round or peer.round < round or peer.peer_id in told
     )
+
+
+def may_return(
+    last: Collection[PeerId], expected: Collection[PeerId], records: Mapping[PeerId, PeerRecord], part: Part, round: int
+) -> frozenset[PeerId]:
+    """The authors of the `last` round that may yet contribute to `part` in this `round`, though they are in no replica
+    now: they look for a group, or do not answer and have not said goodbye. None, where as many others are `expected`.
+    A peer that has come anew may not have heard of them yet."""
+    if len(expected) >= len(last):
+        return frozenset()
+    return frozenset(peer for peer in last if peer not in expected and _may_return(records.get(peer), part, round))
+
+
+def _may_return(record: PeerRecord | None, part: Part, round: int) -> bool:
+    if record is None:
+        return True
+    return not record.gone and record.round < round and contributes_to(record.role, record.stage, part)
 
 
 def may_be_led(others: Peers, me: PeerRecord, applied_in: int, contributed: Container[PeerId]) -> bool:

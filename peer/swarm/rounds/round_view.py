@@ -19,13 +19,14 @@ def why_end_steps(outer: OuterLoop, round: int, steps: int = 0) -> str:
 
 
 def see_round(outer: OuterLoop, round: int, trains: bool) -> RoundSeen:
-    """Return a round as this peer has seen it. Unless it still trains in it (`trains`), its own contribution is here,
-    or does not come."""
+    """Return a round as this peer has seen it. Unless it still trains in it (`trains`), or looks for a group to go on
+    in it, its own contribution is here, or does not come."""
     arrivals, parts = outer.arrivals_of(round), list[PartSeen]()
     for part, followed in outer.followed.parts.items():
         authors = frozenset(followed.ledger.accepted.get(round, ()))
         never = frozenset[PeerId]() if trains else frozenset({outer.followed.me}) - authors
-        parts.append(PartSeen(awaited_authors(outer, part, round) - never, authors, arrivals.arrived(part)))
+        awaited = (awaited_authors(outer, part, round) - never) | returning_authors(outer, part, round)
+        parts.append(PartSeen(awaited, authors, arrivals.arrived(part)))
     least = round_policy.least_contributions(round, outer.clock, outer.manifest.replicas.total, outer.gathered)
     return RoundSeen(
         round=round,
@@ -54,3 +55,19 @@ def awaited_authors(outer: OuterLoop, part: Part, round: int) -> frozenset[PeerI
     ledger = outer.followed.parts[part].ledger
     training = round_policy.awaited(outer.discovery.peers(), part, round, ledger.waiting.get(round, {}))
     return training if round == 1 else training & ledger.counted_since(round - LATELY)
+
+
+def returning_authors(outer: OuterLoop, part: Part, round: int) -> frozenset[PeerId]:
+    """The authors of the round before that are out of their replica, and for which this round is kept open for a while:
+    a group whose first stage is killed and started again keeps its steps."""
+    ledger, records = (
+        outer.followed.parts[part].ledger,
+        outer.discovery.records | {outer.followed.me: outer.discovery.record},
+    )
+    last = ledger.accepted.get(round - 1, {}).keys()
+    expected = awaited_authors(outer, part, round) | ledger.accepted.get(round, {}).keys()
+    may_return = round_policy.may_return(last, expected, records, part, round)
+    allowed = {peer for peer in may_return if not outer.discovery.objection(peer)}
+    now, most = monotonic(), outer.pace.return_seconds
+    absent = outer.arrivals_of(round).note_absent(part, allowed, now)
+    return frozenset(peer for peer, since in absent.items() if now < since + most)

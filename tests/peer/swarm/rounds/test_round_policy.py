@@ -16,6 +16,8 @@ from protocol.patience import (
     CREDIT_SHARE,
     EARLY_SHARE,
     LAST_ROUND_RATIO,
+    RETURN_SECONDS,
+    RETURN_SHARE,
     SHORTEST_WAIT_SECONDS,
 )
 from protocol.trust.records import PeerRecord, Peers
@@ -176,6 +178,37 @@ def test_awaited_are_those_who_are_at_the_round_yet_and_those_whose_contribution
     swarm = (working, out, passed_over, idle, ahead)
     assert awaited(swarm, stage_part(0), 5) == {"w", "o"}
     assert awaited(swarm, stage_part(0), 5, told={"a", "gone"}) == {"w", "o", "a"}
+
+
+def test_who_was_in_the_last_round_and_is_out_of_its_replica_may_return():
+    looks, lost = peer("l", round=4, contributed=4), peer("x", replica="x", round=4, contributed=4)
+    parted = peer("p", round=4, contributed=4).model_copy(update={"gone": True})
+    past, moved = peer("q", round=5, contributed=4), peer("m", stage=1, round=4, contributed=4)
+    swarm = {each.peer_id: each for each in (looks, lost, parted, past, moved)}
+    last = [*swarm, PeerId("unknown"), PeerId("d")]
+    here = {PeerId("d")}
+    assert round_policy.may_return(last, here, swarm, stage_part(0), 5) == {"l", "x", "unknown"}
+    assert round_policy.may_return(last[:1], here, swarm, stage_part(0), 5) == set()  # another is in its place
+    assert round_policy.may_return([*swarm][:2], here, swarm, stage_part(0), 5) == {"l", "x"}
+
+
+def test_the_time_for_a_return_runs_from_when_somebody_was_missed_first_and_anew_for_who_was_back():
+    arrivals, one, other = round_policy.RoundArrivals(0.0), PeerId("a"), PeerId("b")
+    assert arrivals.note_absent(EMBEDDING, {one}, 5.0) == {one: 5.0}
+    assert arrivals.note_absent(EMBEDDING, {one, other}, 9.0) == {one: 5.0, other: 9.0}
+    assert arrivals.note_absent(stage_part(0), {one}, 11.0) == {one: 11.0}
+    assert arrivals.note_absent(EMBEDDING, {other}, 12.0) == {other: 9.0}
+    assert arrivals.note_absent(EMBEDDING, {one, other}, 15.0) == {one: 15.0, other: 9.0}
+    later = round_policy.RoundArrivals(12.0, absent=arrivals.absent)
+    assert later.note_absent(EMBEDDING, {one, other}, 20.0) == {one: 15.0, other: 9.0}
+    assert later.missed(EMBEDDING) == {one}  # the other was missed in the round before
+
+
+def test_long_rounds_are_kept_open_for_longer():
+    pace = Pace(3.0)
+    assert pace.return_seconds == RETURN_SECONDS
+    pace.remember(0.0, [3600.0], 1)
+    assert pace.return_seconds == RETURN_SHARE * 3600
 
 
 # How long a round waits
