@@ -128,6 +128,7 @@ def test_who_has_finished_alone_takes_the_state_that_more_hold_and_they_wait_for
     run.network.partition([alone.name])
     assert run.run_until(lambda: bool(told(alone, RoundDone, lambda event: event.round == 9)), 60)
     assert not any(told(owner, RoundDone, lambda event: event.round == 9) for owner in others)
+    assert run.run_until(lambda: any("the end of the run" in event.what for event in told(alone, Waiting)), 5)
     run.network.partition(())
     all_end_well(run, *centers, seconds=200)
     assert {event.part for event in told(alone, Resynchronised)} == {"embedding", "stage-0", "stage-1"}
