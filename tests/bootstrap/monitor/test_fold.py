@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bootstrap.monitor.fold import MOST_PEERS, MOST_ROUNDS, MOST_ROUNDS_AHEAD, Fold
+from bootstrap.monitor.fold import MOST_PEERS, MOST_ROUNDS, MOST_ROUNDS_AHEAD, Fold, KeptMonitor
 from bootstrap.monitor.peers import IDLE_SECONDS
 from bootstrap.monitor.rounds import JUDGE_SECONDS
 from protocol.events.activity import (
@@ -616,6 +616,21 @@ def test_a_node_that_was_away_at_the_end_knows_who_was_in_the_run_before():
         again.says(CENTER, round=50)
         watched(again, 15)
         assert again.fold.over is over
+
+
+def test_a_node_that_restarts_keeps_that_the_run_is_over_though_those_who_ended_it_are_unknown_by_now():
+    scene = Scene(MEMBER, CENTER)
+    scene.says(MEMBER, contributed=49)
+    scene.says(CENTER, round=50)
+    scene.says(CENTER, round=50, gone=True)
+    watched(scene, 15)
+    assert scene.fold.over
+    again = Scene()  # the records have expired meanwhile
+    again.fold.recall(KeptMonitor.model_validate_json(scene.fold.to_keep(scene.now).model_dump_json()))
+    again.now = scene.now
+    again.says(MEMBER, contributed=49)
+    watched(again, 15, MEMBER)  # has slept over the end, and is at work
+    assert again.fold.over
 
 
 def test_the_stage_that_is_short_is_named_where_somebody_can_be_in_no_group_for_it():
