@@ -1,6 +1,7 @@
 """The end of a run, over real sockets: whoever goes first, all hold one state."""
 
 import asyncio
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from protocol.events.activity import Contributed, Finished, Progress
 from protocol.events.waiting import Waiting
 from protocol.identity import EMBEDDING
 from protocol.monitor import NodeWord
+from protocol.patience import IDLE_RUN_SECONDS, NODE_POLL_SECONDS
 from protocol.trust.proofs import sign_contribution
 from tests.reference.loopback_peers import RUN, LoopbackPeer, Village, village
 from tests.reference.small_manifest import small_manifest
@@ -320,8 +322,10 @@ def test_the_node_is_asked_while_those_that_were_rounds_ahead_are_gone(tmp_path:
 def test_the_node_is_asked_once_somebody_who_had_finished_the_last_round_has_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """As when a group that could not form for a minute still trains in the last round with others."""
+    """As when a group that could not form for a minute still trains in the last round with others: it asks long before
+    it would ask because no round ends."""
     monkeypatch.setattr(run_end, "CLOCK_POLL_SECONDS", 0.001)
+    looks = count()
 
     async def scene() -> None:
         async with village(LONGER, tmp_path, "slow", "other", "first") as made:
@@ -334,8 +338,9 @@ def test_the_node_is_asked_once_somebody_who_had_finished_the_last_round_has_gon
             slow.outer.discovery.update_record(round=1)
             assert not run_end._somebody_has_ended(slow.outer)  # anybody can say so
             slow.outer.discovery.update_record(round=2)
-            await keep_asking_the_node(slow.outer, finished)
+            await keep_asking_the_node(slow.outer, finished, lambda: float(next(looks)))
             assert slow.outer.missed_end
+            assert next(looks) - 1 == NODE_POLL_SECONDS < IDLE_RUN_SECONDS
 
     asyncio.run(asyncio.wait_for(scene(), 60))
 
