@@ -204,12 +204,13 @@ def _has_the_last_word(outer: OuterLoop, part: Part, view: RunView, goal: int) -
 
     It does where this peer's own state has closed all these rounds, and where this peer holds the newest state that is
     known of, and nobody here a newer one. And it does where this peer took part in all these rounds, unless more others
-    hold the part than may lie, or it was stopped at the run's end.
+    hold the part than may lie, or it was stopped at the run's end. Where this peer has missed that end, it does not
+    come so far with a part whose last state nobody here holds: that part is lacking (`lacking_parts`).
     """
     if goal <= view.parts[part].closed:
         return True
     abreast = len(_abreast(outer, part, goal))
-    took_part = outer.clock if outer.contributed and not outer.missed_end else outer.clock - 1
+    took_part = outer.clock if outer.contributed else outer.clock - 1
     outvoted_by = 1 if outer.ended_before else max(1, vouchers_needed(outer, part))
     return (not abreast and stands(view, view.parts[part])) or (goal <= took_part and abreast < outvoted_by)
 
