@@ -25,6 +25,7 @@ from protocol.codec.contribution import contribution_digest, decode
 from protocol.errors import FormatError, RefusedError, ResourceError
 from protocol.events.activity import Progress, Refused, Resumed
 from protocol.events.decisions import CaughtUp, Resynchronised
+from protocol.events.waiting import Waiting
 from protocol.identity import EMBEDDING, ContributionName, Part, PeerId, stage_part
 from protocol.layout import part_layout
 from protocol.manifest import Manifest
@@ -103,6 +104,33 @@ def test_a_round_that_the_others_ended_without_anybodys_contribution_is_not_wait
 
     monkeypatch.setattr(round_policy, "SHORTEST_WAIT_SECONDS", 0.05)
     play(tmp_path, "ab", scene)
+
+
+def test_a_round_to_which_a_stage_has_nothing_is_over_once_whoever_could_lead_it_is_past_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """As when a link breaks in a round's first step, which a leader has taken, and its member rolls back. Of two
+    leaders one has lost its member before, so one alone shows by its contributions how far the run is."""
+
+    async def scene(made: Village) -> None:
+        leader, other = await made.join("leader", stage=0), await made.join("other", stage=0)
+        member = await made.join("member", stage=1)
+        await made.round(1, made.peers)
+        await made.round(2, [leader, member])
+        await leader.contribute(3, 1)
+        await made.calm()
+        async with asyncio.timeout(20):
+            waiting = asyncio.create_task(finish_round(member.outer, 3))
+            while not member.said or not isinstance(member.said[-1], Waiting):  # for who may still lead
+                await member.outer.discovery.news.wait(0.05)
+            for peer in (leader, other):
+                await peer.at(3)
+            made.introduce()
+            assert (await waiting)[stage_part(1)] == 0
+        assert member.outer.others_at() < 3
+
+    monkeypatch.setattr(round_policy, "SHORTEST_WAIT_SECONDS", 0.05)
+    play(tmp_path, "", scene, small_manifest(outer={"liars": 1, "rounds": 50}))
 
 
 def test_who_has_nothing_to_contribute_does_not_wait_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
