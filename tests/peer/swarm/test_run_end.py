@@ -108,6 +108,36 @@ def test_who_has_slept_over_the_end_takes_the_last_state_from_who_has_it_and_con
     asyncio.run(asyncio.wait_for(scene(), 60))
 
 
+def test_who_comes_late_to_the_end_takes_what_those_who_have_finished_still_take(tmp_path: Path):
+    async def scene() -> None:
+        async with village(LONGER, tmp_path, "first", "slow", "late") as made:
+            first, slow, late = made.peers
+            for round in (1, 2):
+                await made.round(round, made.peers)
+            made.cut(slow)
+            await first.contribute(3, 7)
+            await made.calm()
+            await first.outer.finish(3)
+            late.outer.discovery.meet(first.outer.discovery.record, in_person=True)
+            await ask_whether_over(late.outer, finished)
+            ending = asyncio.create_task(take_last_state(late.outer))
+            while not ending.done() and "settled" not in str(late.said[-1]):  # it waits for those who settle it
+                await late.outer.discovery.news.wait(0.05)
+            assert late.digests() == first.digests() == (early := first.digests())
+            first.outer.discovery.meet(slow.outer.discovery.record, in_person=True)
+            slow.outer.discovery.meet(first.outer.discovery.record, in_person=True)
+            await slow.contribute(3, 8)
+            await made.calm()
+            await first.outer.settle()
+            first.outer.discovery.update_record(ending=False)
+            assert first.digests() != early
+            late.outer.discovery.meet(first.outer.discovery.record, in_person=True)
+            await ending
+            assert late.digests() == first.digests()
+
+    asyncio.run(asyncio.wait_for(scene(), 60))
+
+
 def test_the_word_of_others_that_are_late_makes_no_last_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(run_end, "LAST_STATE_SECONDS", 0.01)
 
