@@ -3,6 +3,7 @@
 import asyncio
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,9 @@ from peer.swarm.rounds.round_end import finish_round, wait_for_round
 from peer.swarm.run_end import (
     ask_whether_over,
     keep_asking_the_node,
+    serve_the_end,
     serve_until_all_finished,
+    stay,
     stay_until_known,
     take_last_state,
 )
@@ -134,6 +137,70 @@ def test_who_comes_late_to_the_end_takes_what_those_who_have_finished_still_take
             late.outer.discovery.meet(first.outer.discovery.record, in_person=True)
             await ending
             assert late.digests() == first.digests()
+
+    asyncio.run(asyncio.wait_for(scene(), 60))
+
+
+async def last_round_without(made: Village, first: LoopbackPeer, late: LoopbackPeer) -> dict[str, str]:
+    """One finishes the run while it does not hear the other, which is in the last round. Returns the state."""
+    for round in (1, 2):
+        await made.round(round, made.peers)
+    made.cut(first)
+    await first.contribute(3, 7)
+    await first.outer.finish(3)
+    return first.digests()
+
+
+async def bring(made: Village, first: LoopbackPeer, late: LoopbackPeer) -> None:
+    """The other is back, with its contribution to the last round, and finishes it."""
+    made.introduce()
+    await late.contribute(3, 8)
+    await made.compare_all()
+    await late.outer.finish(3)
+    made.introduce()
+
+
+def test_what_comes_while_the_node_is_asked_is_in_the_last_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(run_end, "SETTLE_PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(run_end, "END_KNOWN_POLL_SECONDS", 0.01)
+    asked, brought = asyncio.Event(), asyncio.Event()
+
+    async def takes_meanwhile() -> NodeWord:
+        asked.set()
+        return NodeWord(3, taking=not brought.is_set())
+
+    async def scene() -> None:
+        async with village(LONGER, tmp_path, "first", "late") as made:
+            first, late = made.peers
+            early = await last_round_without(made, first, late)
+            node = SimpleNamespace(settings=SimpleNamespace(stay=False, hold=False), ask_node=takes_meanwhile)
+            serving = asyncio.create_task(serve_the_end(node, first.outer))  # type: ignore[arg-type]
+            await asked.wait()
+            await bring(made, first, late)
+            assert first.digests() == early
+            brought.set()
+            await serving
+            assert first.digests() == late.digests() != early
+
+    asyncio.run(asyncio.wait_for(scene(), 60))
+
+
+def test_what_others_bring_to_a_peer_that_stays_is_in_its_last_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(run_end, "STAY_POLL_SECONDS", 0.05)
+
+    async def scene() -> None:
+        async with village(LONGER, tmp_path, "first", "late") as made:
+            first, late = made.peers
+            early = await last_round_without(made, first, late)
+            staying = asyncio.create_task(stay(first.outer))
+            await bring(made, first, late)
+            async with asyncio.timeout(10):
+                while first.digests() == early:
+                    await first.outer.discovery.news.wait(0.05)
+            first.outer.asked_to_leave.set()
+            first.outer.discovery.news.ring()
+            await staying
+            assert first.digests() == late.digests()
 
     asyncio.run(asyncio.wait_for(scene(), 60))
 
