@@ -4,15 +4,23 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import pytest
+
+from peer.network.blob_fetcher import BlobFetcher
+from peer.swarm.rounds import catch_up as catching_up
 from peer.swarm.rounds.catch_up import agree, catch_up
+from peer.swarm.rounds.outer_round import OuterLoop
+from peer.swarm.rounds.states import take_later_states
 from protocol.events.activity import Progress, Refused
-from protocol.events.decisions import Adopted, Resynchronised
-from protocol.identity import EMBEDDING, PeerId
-from protocol.outer.ledger import Revocation
+from protocol.events.decisions import Adopted, CaughtUp, Resynchronised
+from protocol.identity import EMBEDDING, PeerId, stage_part
+from protocol.outer.ledger import Entry, Revocation
+from protocol.outer.phases import RunPhase
 from protocol.trust.attestations import GRANTED, grant
 from protocol.trust.keys import load_or_create
 from protocol.trust.membership_card import Authority
 from protocol.trust.proofs import sign_revocation
+from protocol.trust.records import PeerRecord
 from tests.reference.loopback_peers import RUN, LoopbackPeer, Village, village
 from tests.reference.small_manifest import small_manifest
 
@@ -211,5 +219,43 @@ def test_an_attested_state_that_nobody_gives_keeps_nobody_out(tmp_path: Path):
             await catch_up(newcomer.outer)
         assert digests([newcomer]) == digests(honest)
         assert {(event.round, event.attested) for event in begun(newcomer)} == {(6, False)}
+
+    play(tmp_path, scene)
+
+
+def test_a_state_whose_holders_go_while_another_is_fetched_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Its own contribution alone does not make a round that the others have finished: theirs to stage 0 have not come
+    before they go."""
+
+    async def none_of_stage_0(fetcher: BlobFetcher, entry: Entry, holder: PeerRecord) -> bytes | None:
+        return None if entry.name.part == stage_part(0) else await bring(fetcher, entry, holder)
+
+    bring = BlobFetcher.bring
+
+    async def scene(made: Village) -> None:
+        holders, [away] = await join(made, *HONEST), await join(made, "away")
+        neighbour = await made.join("neighbour", stage=1)  # holds the embedding, and not stage 0
+        for round in (1, 2):
+            await made.round(round, [*holders, away])
+        made.cut(away)
+        await away.contribute(3, 9)
+        made.peers = [*holders, neighbour]
+        await made.round(3, holders)
+        back = await made.start("away")
+        made.peers.append(back)
+        made.introduce()
+
+        async def gone_meanwhile(outer: OuterLoop) -> None:
+            await take_later_states(outer)
+            for peer in holders:
+                await made.leave(peer)
+
+        monkeypatch.setattr(catching_up, "take_later_states", gone_meanwhile)
+        monkeypatch.setattr(BlobFetcher, "bring", none_of_stage_0)
+        assert await catch_up(back.outer) is RunPhase.AWAITING_STATE
+        assert back.outer.clock == 3
+        assert not any(isinstance(event, CaughtUp) for event in back.said)
 
     play(tmp_path, scene)
