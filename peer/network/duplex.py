@@ -78,6 +78,8 @@ class Duplex(Generic[Outgoing, Received]):
         self._outgoing: asyncio.Queue[Outgoing | None] = asyncio.Queue()
         self._incoming: asyncio.Queue[Received | HetpeerError] = asyncio.Queue()
         self._hung_up = asyncio.Event()
+        self._is_open = False
+        """Whether a message has gone over the stream, either way."""
         self._tasks = Children()
 
     @property
@@ -149,8 +151,9 @@ class Duplex(Generic[Outgoing, Received]):
         hung_up = self._tasks.spawn(self._hung_up.wait())
         try:
             await asyncio.wait((writer, hung_up), return_when=asyncio.FIRST_COMPLETED)
-            if isinstance(call, grpc.aio.StreamStreamCall):  # one cut off in mid-air reads as a lost connection
-                await asyncio.wait((reader, writer), timeout=PARTING_SECONDS)
+            if isinstance(call, grpc.aio.StreamStreamCall):
+                if self._is_open or not self._hung_up.is_set():  # a call cut off in mid-air reads as a lost connection
+                    await asyncio.wait((reader, writer), timeout=PARTING_SECONDS)
             elif writer.done() and writer.result():
                 await asyncio.wait((reader, hung_up), timeout=PARTING_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -163,6 +166,7 @@ class Duplex(Generic[Outgoing, Received]):
         try:
             while (message := await self._next()) is not None:
                 await self._put(call, message)
+                self._is_open = True
             if isinstance(call, grpc.aio.StreamStreamCall):
                 await call.done_writing()
         except (*BROKEN_CALL_ERRORS, asyncio.CancelledError):
@@ -192,6 +196,7 @@ class Duplex(Generic[Outgoing, Received]):
         end: HetpeerError = LostMemberError(f"{self.with_whom} is gone")
         try:
             while (message := await self._read_message(call)) is not EOF:
+                self._is_open = True
                 if message is NO_MESSAGE:
                     end = self.breach("sent bytes that are no message")
                     break

@@ -1,5 +1,7 @@
 """A round as a peer sees it now, for the decisions of `peer/swarm/rounds/round_policy.py`."""
 
+from collections import ChainMap
+
 from peer.network.witnesses import LATELY
 from peer.swarm.rounds import round_policy
 from peer.swarm.rounds.outer_round import OuterLoop
@@ -25,7 +27,8 @@ def see_round(outer: OuterLoop, round: int, trains: bool) -> RoundSeen:
     for part, followed in outer.followed.parts.items():
         authors = frozenset(followed.ledger.accepted.get(round, ()))
         never = frozenset[PeerId]() if trains else frozenset({outer.followed.me}) - authors
-        awaited = (awaited_authors(outer, part, round) - never) | returning_authors(outer, part, round)
+        expected = awaited_authors(outer, part, round)
+        awaited = (expected - never) | _returning_authors(outer, part, round, expected, authors)
         parts.append(PartSeen(awaited, authors, arrivals.arrived(part)))
     least = round_policy.least_contributions(round, outer.clock, outer.manifest.replicas.total, outer.gathered)
     return RoundSeen(
@@ -57,16 +60,14 @@ def awaited_authors(outer: OuterLoop, part: Part, round: int) -> frozenset[PeerI
     return training if round == 1 else training & ledger.counted_since(round - LATELY)
 
 
-def returning_authors(outer: OuterLoop, part: Part, round: int) -> frozenset[PeerId]:
+def _returning_authors(
+    outer: OuterLoop, part: Part, round: int, expected: frozenset[PeerId], here: frozenset[PeerId]
+) -> frozenset[PeerId]:
     """The authors of the round before that are out of their replica, and for which this round is kept open for a while:
     a group whose first stage is killed and started again keeps its steps."""
-    ledger, records = (
-        outer.followed.parts[part].ledger,
-        outer.discovery.records | {outer.followed.me: outer.discovery.record},
-    )
-    last = ledger.accepted.get(round - 1, {}).keys()
-    expected = awaited_authors(outer, part, round) | ledger.accepted.get(round, {}).keys()
-    may_return = round_policy.may_return(last, expected, records, part, round)
+    records = ChainMap({outer.followed.me: outer.discovery.record}, outer.discovery.records)
+    last = outer.followed.parts[part].ledger.accepted.get(round - 1, {}).keys()
+    may_return = round_policy.may_return(last, expected | here, records, part, round)
     allowed = {peer for peer in may_return if not outer.discovery.objection(peer)}
     now, most = monotonic(), outer.pace.return_seconds
     absent = outer.arrivals_of(round).note_absent(part, allowed, now)
