@@ -103,6 +103,15 @@ def for_contributions(
     return Waiting(f"contributions to round {round}{by_whom}", ends, arrived, needed, most_seconds, round, brief)
 
 
+def for_a_return(round: int, missing: Collection[PeerId], most_seconds: float, brief: bool) -> Waiting:
+    """The wait with a round's end for the `missing`, which were in it or in the one before, and are in no replica now:
+    they look for a group, or do not answer, and may be started again."""
+    what = f"{_names(missing)} to be back in round {round}"
+    return Waiting(
+        what, "they contribute, or the time for that has passed", 0, len(missing), most_seconds, round, brief
+    )
+
+
 def for_a_lost_state(peers: Peers, manifest: Manifest) -> Waiting | None:
     """The wait of all peers for the newest state of stages whose volunteers lack it while no peer here holds it; None:
     there is no such stage."""

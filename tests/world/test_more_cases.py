@@ -21,6 +21,7 @@ from protocol.events.activity import (
 )
 from protocol.events.decisions import CaughtUp, EndedEarly, NotCounted
 from protocol.events.event import Event
+from protocol.events.waiting import Waiting
 from protocol.patience import RETURN_SECONDS
 from tests.world import test_cases
 from tests.world.owners import Owner
@@ -195,6 +196,7 @@ def test_a_round_is_kept_open_for_those_who_are_killed_in_it_and_come_back(world
         assert owner.process is not None
         run.kill(owner.process)
     run.run_for(2)
+    assert any("to be back in round 3" in each.what for each in told(peers[-1], Waiting))
     for owner in killed:
         run.start(owner)
     all_end_well(run, *peers)

@@ -100,6 +100,9 @@ def _wait_of(outer: OuterLoop, seen: RoundSeen, began: float, now: float, left: 
     missing = frozenset().union(*(expected - arrived for expected, arrived in others))
     most_seconds = None if left is None else float(round(now + left - began))
     brief = now - began < max(LOGGED_WAIT_SECONDS, outer.pace.usual)
+    if (missed := outer.arrivals_of(seen.round).last_missed(missing)) is not None:
+        seconds = float(round(missed + outer.pace.return_seconds - began))
+        return waits.for_a_return(seen.round, missing, min(seconds, most_seconds or seconds), brief)
     return waits.for_contributions(seen.round, expected_from, missing, seen.least, most_seconds, brief)
 
 

@@ -202,6 +202,12 @@ class RoundArrivals:
         """The authors of the round before that were missed in this one, and for which it was kept open."""
         return {peer for peer, since in self.absent.get(part, {}).items() if since >= self.started}
 
+    def last_missed(self, peers: Collection[PeerId]) -> float | None:
+        """The time at which the last of these was missed; None: there are none, or some of them are not absent."""
+        times = [at for absent in self.absent.values() for peer, at in absent.items() if peer in peers]
+        everybody = frozenset().union(*self.absent.values()) >= frozenset(peers)
+        return max(times) if times and everybody else None
+
     def mark_passed(self, now: float) -> None:
         """Note that the others have gone on."""
         self.passed = now

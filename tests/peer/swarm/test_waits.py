@@ -187,6 +187,12 @@ def test_contributions_are_waited_for_by_name_and_until_the_deadline_where_there
     assert waits.for_contributions(3, crowd, crowd, 1, None, False).what.endswith("14, 15 and 12 more")
 
 
+def test_who_may_be_back_in_a_round_is_waited_for_by_name_and_for_so_long():
+    wait = waits.for_a_return(3, names("QmAAAAAAAA1", "b"), 20.0, False)
+    assert wait.words == "Waits for AAAAAAA1, b to be back in round 3: they contribute, or the time for that has passed"
+    assert (wait.here, wait.needed, wait.most_seconds, wait.round) == (0, 2, 20.0, 3)
+
+
 def test_contributions_of_peers_that_nobody_knows_yet_are_waited_for_too():
     assert waits.for_contributions(1, names("a"), names(), 2, None, True).waits_for == (
         "contributions to round 1, of peers that are not here yet: half of them are here"

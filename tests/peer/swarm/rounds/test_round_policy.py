@@ -202,6 +202,10 @@ def test_the_time_for_a_return_runs_from_when_somebody_was_missed_first_and_anew
     later = round_policy.RoundArrivals(12.0, absent=arrivals.absent)
     assert later.note_absent(EMBEDDING, {one, other}, 20.0) == {one: 15.0, other: 9.0}
     assert later.missed(EMBEDDING) == {one}  # the other was missed in the round before
+    assert later.last_missed({one, other}) == 15.0
+    assert later.last_missed({other}) == 9.0
+    assert later.last_missed({one, PeerId("c")}) is None  # a third trains
+    assert later.last_missed(()) is None
 
 
 def test_long_rounds_are_kept_open_for_longer():
